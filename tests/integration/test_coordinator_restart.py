@@ -32,7 +32,7 @@ def wait_version(job: Job, above: int) -> int:
     """The version of every shard, once it is above one."""
 
     def version(host: ShardHost) -> int:
-        return host.model.core.version if host.has_model else 0
+        return host.model.core.clocks.version if host.has_model else 0
 
     for host in job.shards:
         assert job.run(

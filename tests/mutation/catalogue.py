@@ -225,7 +225,7 @@ BUGS = (
         "a clock is skipped for a step that is dropped",
         (
             Edit(
-                f"{SHARD_CORE}/shard_report.py",
+                f"{SHARD_CORE}/shard_progress.py",
                 "        skip_clocks=(applied,) if is_skipped else (),\n",
                 "        skip_clocks=tuple(\n"
                 "            m.clock_of(state.of(m.worker).window.done_sequence + 1)\n"

@@ -80,7 +80,7 @@ def check_torn_counts(world: World) -> None:
                 if shard_index == shard.index
             )
         ]
-        assert shard.core.torn_step_count == len(torn)
+        assert shard.core.state.torn_step_count == len(torn)
 
 
 def check_acknowledgements(world: World) -> None:

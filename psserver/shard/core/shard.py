@@ -29,6 +29,7 @@ class ShardCore:
     """State of one shard of a job.
 
     Attributes:
+        state: Where the shard stands; owners only read it.
         clocks: Members and progress.
         on_shard: What is kept for each worker.
     """
@@ -36,36 +37,11 @@ class ShardCore:
     def __init__(
         self, chunk_indexes: Collection[int], rules: ShardRules | None = None
     ) -> None:
-        self._state = ShardState(frozenset(chunk_indexes), rules or ShardRules())
-        self._progress = ShardProgress(self._state)
-        self._fence = self._state.fence
-        self.clocks = self._state.clocks
-        self.on_shard = self._state.on_shard
-
-    @property
-    def rules(self) -> ShardRules:
-        """When it applies a push."""
-        return self._state.rules
-
-    @property
-    def torn_step_count(self) -> int:
-        """Steps of evicted workers of which a part was applied."""
-        return self._state.torn_step_count
-
-    @property
-    def torn_chunk_count(self) -> int:
-        """Chunks that contradicted their worker's verdict."""
-        return self._state.torn_chunk_count
-
-    @property
-    def frontier(self) -> int:
-        """Smallest clock over the members."""
-        return self.clocks.frontier
-
-    @property
-    def version(self) -> int:
-        """Steps of all workers ever that are in the values."""
-        return self.clocks.version
+        self.state = ShardState(frozenset(chunk_indexes), rules or ShardRules())
+        self._progress = ShardProgress(self.state)
+        self._fence = self.state.fence
+        self.clocks = self.state.clocks
+        self.on_shard = self.state.on_shard
 
     @property
     def staleness_counts(self) -> tuple[int, ...]:
@@ -93,7 +69,7 @@ class ShardCore:
 
     def take_effects(self) -> list[ShardEffect]:
         """Effects since the last call, in order."""
-        return self._state.take_effects()
+        return self.state.take_effects()
 
     # Pushes
 
@@ -182,7 +158,7 @@ class ShardCore:
         Raises:
             Refusal: `PUSH_CONFLICT` or `CHUNK_INVALID`; no state changed.
         """
-        if chunk_index not in self._state.chunk_indexes:
+        if chunk_index not in self.state.chunk_indexes:
             raise Refusal(
                 ErrorReason.CHUNK_INVALID, f"chunk {chunk_index} is not on this shard"
             )
@@ -206,7 +182,7 @@ class ShardCore:
         if not self._progress.admits_answer(push, DonePush(outcome, 0, nonfinite)):
             return None
         self._progress.pushes.note_values(push.worker)
-        return self._state.reply(push, outcome, nonfinite=nonfinite)
+        return self.state.reply(push, outcome, nonfinite=nonfinite)
 
     def applied_chunks(self, push: PushId) -> frozenset[int]:
         """Chunks whose values already hold this push, or its clock's update."""
@@ -226,10 +202,6 @@ class ShardCore:
         """The owner has measured a clock; others may contribute to it by now."""
         self._progress.clocks.commits.measure.note(choice, sum_of_squares)
         self._progress.pump()
-
-    def used_settings(self, optimizer: str) -> Trailer | None:
-        """The trailer that the newest update of an optimizer had its settings from."""
-        return self._state.used.get(optimizer)
 
     # Two-phase steps
 
@@ -293,7 +265,7 @@ class ShardCore:
         """
         if not is_part:
             self._progress.pushes.note_values(worker)
-        return self._state.answer(clock, Outcome.APPLIED)
+        return self.state.answer(clock, Outcome.APPLIED)
 
     def admits_values(self, push: PushId) -> bool:
         """Whether values may be given before a push in SSP or ASP is done.
@@ -389,7 +361,7 @@ class ShardCore:
             fence_number, kind, seeder=seeder, evicting=tuple(evicting)
         ):
             if kind is FenceKind.START:
-                self._state.effects.append(DiscardSeed())
+                self.state.effects.append(DiscardSeed())
             self._progress.pump()
 
     def is_seeding(self, fence_number: int) -> bool:
@@ -426,7 +398,7 @@ class ShardCore:
         known = self.clocks.record
         if known is None or record.generation > known.generation:
             if known is None and record.kind is FenceKind.START:
-                self._state.effects.append(CommitSeed())
+                self.state.effects.append(CommitSeed())
             self._progress.install(record)
         self._fence.close(record.fence_number)
         self._progress.pump()
@@ -435,7 +407,7 @@ class ShardCore:
         """Goes on as before."""
         ended = self._fence.close(fence_number)
         if ended is not None and ended.kind is FenceKind.START:
-            self._state.effects.append(DiscardSeed())
+            self.state.effects.append(DiscardSeed())
         self._progress.pump()
 
     def decide_cut(self, fence_number: int, cut: Cut) -> None:
@@ -472,7 +444,7 @@ class ShardCore:
             check_clock(member, push, clock)
 
     def _check_trailer(self, push: PushId, entry: PushEntry, trailer: Trailer) -> None:
-        extra = trailer.chunk_indexes - self._state.chunk_indexes
+        extra = trailer.chunk_indexes - self.state.chunk_indexes
         if extra:
             raise Refusal(
                 ErrorReason.CHUNK_INVALID, f"chunk {min(extra)} is not on this shard"
@@ -482,7 +454,7 @@ class ShardCore:
         if entry.trailer is None and entry.outcome is None and not is_streamed:
             clock = member.clock_of(push.sequence)
             others = trailers_of(self._progress.clocks.entries(clock))
-            has_jumps = self._state.rules.has_backups  # it is not known who jumped
+            has_jumps = self.state.rules.has_backups  # it is not known who jumped
             in_phase = () if has_jumps else self.clocks.in_phase(member, clock)
             check_phase(push, trailer, others, in_phase)
 

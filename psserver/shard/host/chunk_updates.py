@@ -118,9 +118,9 @@ class ChunkUpdates:
         sent = None if effect.pusher is None else self._members.sent_to(effect.pusher)
         # In two phases a push that is applied by itself is answered with the values
         # right after it. Those in shared memory may be later, chunk by chunk.
-        is_shared = (is_clock or not model.core.rules.has_two_phase_clocks) and any(
-            each.is_shared for each in wanting
-        )
+        is_shared = (
+            is_clock or not model.core.state.rules.has_two_phase_clocks
+        ) and any(each.is_shared for each in wanting)
 
         def work() -> tuple[AppliedChunk, Outgoing | None]:
             applied = model.engine.apply(

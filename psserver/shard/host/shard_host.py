@@ -240,7 +240,7 @@ class ShardHost:
         newest = model.core.clocks.record
         assert newest is not None, "one is installed"
         if newest is record:
-            self.history.installed(record, model.core.torn_step_count)
+            self.history.installed(record, model.core.state.torn_step_count)
             if known is not None and record.mode_clock != known.mode_clock:
                 self._send_anew()
         self.members.follow(newest, model.core.closed_sequence)

@@ -206,7 +206,7 @@ def _without_header(part: push_pb2.OptimizerStatePart) -> Refusal:
 
 
 def _settings(host: ShardHost, optimizer: str) -> messages.OptimizerSettings:
-    used = host.model.core.used_settings(optimizer)
+    used = host.model.core.state.used.get(optimizer)
     if used is None:
         return messages.OptimizerSettings()
     return messages.OptimizerSettings(

@@ -1,6 +1,6 @@
 """Data plane of a shard: messages to core calls and back, no arithmetic."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack
 
 import grpc
@@ -15,7 +15,6 @@ from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc import (
     optimizer_state_calls,
     seed_call,
-    segment_calls,
     step_calls,
 )
 from psserver.shard.rpc.push_call import PushCall
@@ -27,7 +26,6 @@ from psserver.shard.rpc.push_codec import (
     waiting_message,
 )
 from psserver.shard.rpc.readiness import catch_up, clock_reached, slot_free
-from psserver.shard.rpc.segment_calls import chunks_wanted
 from psserver.shard.tensors.values_encoder import Messages
 from pswire import failpoints
 from pswire.frames import (
@@ -185,7 +183,7 @@ class ParameterService:
     ) -> AsyncIterator[bytes]:
         host = self._host
         # Before the values: they may go on while they are sent, and hold no less.
-        wanted = chunks_wanted(host, request.chunk_indexes)
+        wanted = _chunks_wanted(host, request.chunk_indexes)
         is_part = bool(request.chunk_indexes)
         reply = host.model.core.pull_reply(worker, clock, is_part=is_part)
         if not is_part:
@@ -276,7 +274,7 @@ class ParameterService:
         self, request: messages.OpenSegmentsRequest, context: Context
     ) -> messages.OpenSegmentsResponse:
         """Says where a worker on this machine hands segments over."""
-        return await segment_calls.open_segments(self._host, request)
+        return await step_calls.open_segments(self._host, request)
 
     async def pull_snapshot(
         self, request: messages.PullSnapshotRequest, context: Context
@@ -365,3 +363,20 @@ class ParameterService:
         return await self._host.values_messages(
             item.chunk_index, item.presence, push.worker, sequence=push.sequence
         )
+
+
+def _chunks_wanted(host: ShardHost, named: Iterable[int]) -> list[int]:
+    """Chunks of this shard that a pull asks for, all if it names none.
+
+    Raises:
+        Refusal: `CHUNK_INVALID` for one of another shard.
+    """
+    own = [chunk.index for chunk in host.model.chunks]
+    wanted = set(named)
+    if others := wanted.difference(own):
+        raise Refusal(
+            ErrorReason.CHUNK_INVALID,
+            f"chunk {min(others)} is not one of shard {host.shard_index}'s "
+            f"{len(own)} chunks",
+        )
+    return [index for index in own if index in wanted] if wanted else own

@@ -38,14 +38,14 @@ class ProgressReport:
             shard_index=host.shard_index,
             incarnation=host.incarnation,
             applied_clock=core.clocks.applied_clock,
-            version=core.version,
+            version=core.clocks.version,
             parameter_bytes=model.engine.vectors.byte_count,
             waiting=waiting,
             optimizer_bytes=model.engine.state_byte_count
             + sent_bytes(each.sent for each in host.members if each.sent is not None),
-            frontier=core.frontier,
+            frontier=core.clocks.frontier,
             queued_push_count=core.queued_push_count,
-            torn_step_count=core.torn_step_count,
+            torn_step_count=core.state.torn_step_count,
             staleness_counts=core.staleness_counts,
             done=sequence_messages(core.done_sequences()),
             sharing=map(identity_message, host.members.sharing),
@@ -58,7 +58,7 @@ class ProgressReport:
     def _waiting(self) -> push_pb2.Waiting | None:
         """Whom the shard waits for, when nothing has come of it for a while."""
         host = self._host
-        version, now = host.model.core.version, now_ms()
+        version, now = host.model.core.clocks.version, now_ms()
         if version != self._version or not host.model.core.clocks.members:
             # Where nobody trains, the wait begins as somebody joins.
             self._version, self._since_ms = version, now

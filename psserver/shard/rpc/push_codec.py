@@ -397,7 +397,7 @@ def waiting_message(
     core = host.model.core
     number = core.clocks.next_clock
     return push_pb2.Waiting(
-        clock=core.frontier + 1 if number is None else number,
+        clock=core.clocks.frontier + 1 if number is None else number,
         waited_ms=waited_ms,
         reason=host.waiting_reason if to_coordinator else host.waiting_reason_told,
         awaited=[

@@ -1,8 +1,10 @@
-"""Calls of workers beside their pushes: two-phase steps, and having no data.
+"""Calls of workers beside their pushes: two-phase steps, no data, shared memory.
 
-Each is held while the shard is frozen. The push that it goes with is held too, and
-says on its own stream whom it waits for.
+Those of a step are held while the shard is frozen. The push that one goes with is held
+too, and says on its own stream whom it waits for.
 """
+
+import secrets
 
 from psserver.edge.decoding import worker_key
 from psserver.shard.core.push import PushId
@@ -13,6 +15,8 @@ from psserver.shard.rpc.readiness import catch_up
 from pswire.membership import ClockChoice, Member, WorkerKey
 from pswire.membership_codec import choice_message
 from pswire.reasons import ErrorReason, Refusal
+from pswire.shared_memory.handshake import TOKEN_BYTES
+from pswire.shared_memory.segments import boot_id
 from pswire.v1 import parameter_service_pb2 as messages
 
 
@@ -32,7 +36,7 @@ async def commit(
             ErrorReason.MALFORMED_MESSAGE,
             f"{worker} is none of the {len(choice.workers)} contributors that it names",
         )
-    if not host.model.core.rules.has_two_phase_clocks:
+    if not host.model.core.state.rules.has_two_phase_clocks:
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
             "steps of this job have one phase: there is nothing to commit",
@@ -98,6 +102,44 @@ async def await_contribution(
     return messages.AwaitContributionResponse(
         clock=awaited.clock, optimizer=awaited.optimizer
     )
+
+
+async def open_segments(
+    host: ShardHost, request: messages.OpenSegmentsRequest
+) -> messages.OpenSegmentsResponse:
+    """Tells a member where to hand segments over, or why it shall not.
+
+    Raises:
+        Refusal: `WORKER_INCARNATION_STALE` for one that is no member; see
+            `check_target` and `catch_up`.
+    """
+    check_target(host, request)
+    worker = worker_key(request.worker)
+    await catch_up(host, request.generation)
+    if host.model.core.clocks.member_of(worker) is None:
+        raise Refusal(
+            ErrorReason.WORKER_INCARNATION_STALE,
+            f"{worker} is no member, and shares no memory",
+        )
+    if declined := _declined(host, request.boot_id):
+        return messages.OpenSegmentsResponse(declined=declined)
+    token = secrets.token_bytes(TOKEN_BYTES)
+    host.shared.expect(token, worker, host.model.placement, host.shard_index)
+    return messages.OpenSegmentsResponse(
+        socket_name=host.shared.socket_name, token=token
+    )
+
+
+def _declined(host: ShardHost, worker_boot_id: str) -> str:
+    if not host.shared.is_wanted:
+        return "it is switched off there, or its system lacks it"
+    if not worker_boot_id or worker_boot_id != boot_id():
+        return "it runs on another machine"
+    if not host.model.terms.compression.is_none:
+        return "the job compresses what is sent"
+    if not host.shared.socket_name or host.model.engine.vectors.shared is None:
+        return "its system lacks what it takes"
+    return ""
 
 
 async def _thawed(host: ShardHost, worker: WorkerKey) -> None:

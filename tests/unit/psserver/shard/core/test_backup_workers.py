@@ -319,7 +319,7 @@ def test_a_push_that_was_here_and_not_chosen_is_dropped_with_the_clock() -> None
     assert {reply.version for reply in replies.values()} == {2}
     assert {reply.frontier for reply in replies.values()} == {1}
     assert shard.core.applied_chunks(push_id("a")) == frozenset()
-    assert shard.core.torn_step_count == 0
+    assert shard.core.state.torn_step_count == 0
 
 
 def test_a_push_that_comes_after_its_clock_is_dropped() -> None:

@@ -298,7 +298,7 @@ def test_a_clock_that_nobody_is_left_of_waits_for_a_record() -> None:
 
     (order,) = shard.apply_all()
     assert order.gradient_scale == NORM_3
-    assert shard.core.version == 1
+    assert shard.core.clocks.version == 1
 
 
 def test_only_the_newest_commit_counts_for_the_norm_of_an_answer() -> None:

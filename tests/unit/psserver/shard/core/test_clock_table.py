@@ -171,8 +171,8 @@ def test_a_joiner_is_not_told_a_clock_whose_update_is_still_to_come() -> None:
         record({"j": 2}, generation=2, departures=gone, departed_step_count=4)
     )
 
-    assert shard.core.frontier == 1
+    assert shard.core.clocks.frontier == 1
     assert not shard.core.admits_pull(key("j"), 2)
     shard.apply_all()
-    assert shard.core.frontier == 2
+    assert shard.core.clocks.frontier == 2
     assert shard.core.admits_pull(key("j"), 2)

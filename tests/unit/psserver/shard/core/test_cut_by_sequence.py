@@ -130,7 +130,7 @@ def test_complete_pushes_of_departed_workers_are_in() -> None:
 
     order = [type(e) for e in shard.effects if isinstance(e, ApplyChunk | CopyImage)]
     assert order == [ApplyChunk, CopyImage]
-    assert shard.core.version == 1
+    assert shard.core.clocks.version == 1
 
 
 def test_a_cut_during_a_change_of_mode_waits_for_the_mode_before() -> None:

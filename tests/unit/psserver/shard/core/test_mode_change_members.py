@@ -53,7 +53,7 @@ def test_an_eviction_settles_a_change_that_waits_for_the_dead() -> None:
     shard.apply_all()
 
     assert [each.push for each in shard.of(RefusePush)] == [push_id("b", 2)]
-    assert shard.core.torn_step_count == 1
+    assert shard.core.state.torn_step_count == 1
     assert [clock for clock, _ in shard.clock_orders()] == [6, 6]
     assert shard.replies()[push_id("a", 6)].version == 7
 
@@ -77,8 +77,8 @@ def test_the_complete_last_push_of_the_dead_comes_before_the_first_clock() -> No
 
     orders = shard.of(ApplyChunk)[-2:]
     assert [(o.pusher, o.clock) for o in orders] == [(key("b"), 5), (None, 6)]
-    assert shard.core.version == 8
-    assert shard.core.torn_step_count == 0
+    assert shard.core.clocks.version == 8
+    assert shard.core.state.torn_step_count == 0
 
 
 def test_a_joiner_during_a_change_waits_for_what_is_under_way() -> None:
@@ -86,7 +86,7 @@ def test_a_joiner_during_a_change_waits_for_what_is_under_way() -> None:
     bases = {"a": 5, "b": 5, "c": 5}
     shard.change(Mode.BSP, 5, bases=bases, sequences={"a": 5, "b": 2})
     assert not shard.core.admits_pull(key("c"), 5)
-    assert shard.core.frontier == 4
+    assert shard.core.clocks.frontier == 4
     shard.send_chunk(push_id("b", 2), 1)
     shard.apply_all()
     assert shard.core.admits_pull(key("c"), 5)
@@ -95,7 +95,7 @@ def test_a_joiner_during_a_change_waits_for_what_is_under_way() -> None:
         shard.step(name, sequence, [0])
 
     assert shard.clock_orders() == [(6, "abc")]
-    assert shard.core.version == 10
+    assert shard.core.clocks.version == 10
 
 
 def test_a_departure_of_the_old_mode_told_again_is_still_of_the_old_mode() -> None:
@@ -118,7 +118,7 @@ def test_a_departure_of_the_old_mode_told_again_is_still_of_the_old_mode() -> No
     )
 
     assert shard.applied() == [("a", 1, 0), ("b", 1, 0)]
-    assert shard.core.version == 2
+    assert shard.core.clocks.version == 2
     shard.step("a", 2, [0])
     assert shard.clock_orders() == [(2, "a")]
 
@@ -135,7 +135,7 @@ def test_a_departure_of_bsp_told_again_in_asp_is_still_of_bsp() -> None:
 
     assert shard.clock_orders() == [(1, "ab")]
     assert shard.applied() == []
-    assert shard.core.version == 2
+    assert shard.core.clocks.version == 2
 
 
 def test_a_report_says_whether_the_mode_before_is_over() -> None:

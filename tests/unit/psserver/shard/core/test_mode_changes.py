@@ -131,7 +131,7 @@ def test_the_last_clock_of_bsp_goes_on_without_whoever_is_evicted(last: int) -> 
     shard.apply_all()
 
     assert shard.clock_orders() == [(1, "ab" if last else "a")]
-    assert shard.core.version == 1 + last
+    assert shard.core.clocks.version == 1 + last
 
 
 def test_when_nobody_is_left_the_last_clock_of_bsp_is_passed() -> None:
@@ -144,8 +144,8 @@ def test_when_nobody_is_left_the_last_clock_of_bsp_is_passed() -> None:
     shard.step("b", 1, [0])
 
     assert shard.applied() == [("b", 2, 0)]
-    assert shard.core.frontier == 2
-    assert shard.core.version == 1
+    assert shard.core.clocks.frontier == 2
+    assert shard.core.clocks.version == 1
 
 
 # To BSP
@@ -155,8 +155,8 @@ def test_clocks_that_are_far_apart_meet_and_the_version_stays() -> None:
     shard = far_apart()
     shard.change(Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 1})
 
-    assert shard.core.frontier == 5
-    assert shard.core.version == 6
+    assert shard.core.clocks.frontier == 5
+    assert shard.core.clocks.version == 6
     shard.push("b", 2, chunks=[0])
     assert shard.apply_all() == []
     shard.step("a", 6, [0])
@@ -175,7 +175,7 @@ def test_a_push_of_the_old_mode_under_way_is_applied_by_itself() -> None:
     """Another shard has its trailer, this one has nothing of it yet."""
     shard = far_apart()
     shard.change(Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 2})
-    assert shard.core.frontier == 4
+    assert shard.core.clocks.frontier == 4
     shard.push("a", 6, chunks=[0])
     assert shard.apply_all() == []
 
@@ -216,7 +216,7 @@ def test_bsp_begins_although_one_ended_that_has_pushed_its_first_clock() -> None
 
     assert shard.answered() == [("a", 1), ("a", 2), ("b", 1)]
     assert shard.clock_orders() == [(2, "ab")]
-    assert shard.core.version == 3
+    assert shard.core.clocks.version == 3
 
 
 def test_an_answer_of_the_old_mode_waits_for_all_that_is_under_way() -> None:
@@ -294,7 +294,7 @@ def test_whoever_never_pushed_in_the_old_mode_meets_the_others() -> None:
         shard.step(name, sequence, [0])
 
     assert shard.clock_orders() == [(6, "abc")]
-    assert shard.core.version == 9
+    assert shard.core.clocks.version == 9
 
 
 def test_a_header_under_the_old_numbers_is_translated() -> None:
@@ -316,7 +316,7 @@ def test_a_bound_that_begins_finds_clocks_that_meet() -> None:
         sequences={"a": 5, "b": 1},
         bound=1,
     )
-    assert shard.core.frontier == 5
+    assert shard.core.clocks.frontier == 5
     shard.step("a", 6, [0])
     assert shard.replies()[push_id("a", 6)].clock == 6
     shard.step("a", 7, [0])
@@ -337,7 +337,7 @@ def test_a_push_under_way_counts_as_not_pushed_to_the_bound_that_begins() -> Non
         sequences={"a": 5, "b": 2},
         bound=0,
     )
-    assert shard.core.frontier == 4
+    assert shard.core.clocks.frontier == 4
     assert not shard.core.admits_pull(key("a"), 5)
     shard.step("b", 2, [0])
     assert shard.core.admits_pull(key("a"), 5)
@@ -361,7 +361,7 @@ def test_no_frontier_and_no_version_goes_back_over_any_changes() -> None:
 
     def push(name: str, sequence: int) -> None:
         shard.step(name, sequence, [0])
-        told.append((shard.core.frontier, shard.core.version))
+        told.append((shard.core.clocks.frontier, shard.core.clocks.version))
 
     push("a", 1)
     shard.change(Mode.ASP, 1, bases={"a": 0, "b": 0})
@@ -387,7 +387,7 @@ def test_no_frontier_and_no_version_goes_back_over_any_changes() -> None:
 
     assert told == sorted(told)
     assert told[-1] == (7, 12)
-    assert shard.core.version == 7 + 5
+    assert shard.core.clocks.version == 7 + 5
     assert len(shard.answered()) == 12
     assert len(shard.of(ApplyChunk)) == 12 - 2  # two clocks of BSP with two pushes
 

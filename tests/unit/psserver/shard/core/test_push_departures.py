@@ -62,12 +62,12 @@ def test_a_complete_last_push_is_applied_after_its_worker_has_ended() -> None:
             departed_step_count=1,
         )
     )
-    assert shard.core.version == 0
+    assert shard.core.clocks.version == 0
     shard.apply_all()
 
     assert shard.applied() == [("b", 1, 0)]
-    assert shard.core.version == 1
-    assert shard.core.torn_step_count == 0
+    assert shard.core.clocks.version == 1
+    assert shard.core.state.torn_step_count == 0
 
 
 def test_the_last_push_of_the_longest_loads_its_state_after_its_worker_has_ended() -> (
@@ -104,7 +104,7 @@ def test_a_last_push_that_is_incomplete_here_is_thrown_away() -> None:
     (refused,) = shard.of(RefusePush)
     assert refused.push == push_id("b")
     assert refused.refusal.facts == {"sequence_closed": "0"}
-    assert shard.core.torn_step_count == 0
+    assert shard.core.state.torn_step_count == 0
     assert shard.applied() == []
 
 
@@ -123,8 +123,8 @@ def test_a_last_push_that_is_partly_applied_is_torn_once() -> None:
         )
     )
 
-    assert shard.core.torn_step_count == 1
-    assert shard.core.version == 0
+    assert shard.core.state.torn_step_count == 1
+    assert shard.core.clocks.version == 0
     shard.step("a", 1, [0, 1])
     assert shard.applied() == [("b", 1, 0), ("a", 1, 0), ("a", 1, 1)]
 
@@ -139,7 +139,7 @@ def test_a_last_push_that_waits_its_turn_is_taken_out_of_it() -> None:
     shard.apply_all()
 
     assert shard.applied() == [("a", 1, 0)]
-    assert shard.core.torn_step_count == 0
+    assert shard.core.state.torn_step_count == 0
 
 
 def test_a_last_push_that_is_wholly_applied_here_only_is_torn() -> None:
@@ -150,8 +150,8 @@ def test_a_last_push_that_is_wholly_applied_here_only_is_torn() -> None:
     assert shard.replies()[push_id("a")].version == 2
     gone_from(shard, "b", 0, "a")
 
-    assert shard.core.torn_step_count == 1
-    assert shard.core.version == 2
+    assert shard.core.state.torn_step_count == 1
+    assert shard.core.clocks.version == 2
     assert shard.core.closed_sequence(key("b")) == 0
     shard.step("a", 2, [0])
     assert shard.replies()[push_id("a", 2)].version == 2
@@ -184,7 +184,7 @@ def test_a_last_push_that_counts_is_not_answered_to_one_that_has_ended() -> None
         shard.push("b", chunks=[0])
     assert caught.value.facts == {"sequence_closed": "1"}
     assert shard.core.closed_sequence(key("b")) == 1
-    assert shard.core.torn_step_count == 0
+    assert shard.core.state.torn_step_count == 0
 
 
 def test_whoever_ends_no_longer_holds_back_the_others() -> None:
@@ -202,8 +202,8 @@ def test_the_frontier_keeps_its_last_value_when_nobody_is_there() -> None:
     for sequence in (1, 2, 3):
         shard.step("a", sequence, [0])
     gone_from(shard, "a", 3)
-    assert shard.core.frontier == 3
-    assert shard.core.version == 3
+    assert shard.core.clocks.frontier == 3
+    assert shard.core.clocks.version == 3
 
 
 # Windows of those that have ended
@@ -249,7 +249,7 @@ def test_a_departed_window_is_kept_while_a_record_still_tells_of_it() -> None:
         )
     )
 
-    assert shard.core.version == 2
+    assert shard.core.clocks.version == 2
     assert shard.core.clocks.departure_of(key("b")) is not None
 
 

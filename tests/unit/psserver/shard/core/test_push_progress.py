@@ -254,8 +254,8 @@ def test_weight_0_moves_the_clock_and_nothing_else() -> None:
 
     assert shard.applied() == [("a", 1, 0)]
     assert shard.outcomes() == {"a": Outcome.APPLIED, "b": Outcome.APPLIED}
-    assert shard.core.frontier == 1
-    assert shard.core.version == 2
+    assert shard.core.clocks.frontier == 1
+    assert shard.core.clocks.version == 2
 
 
 # The bound
@@ -286,7 +286,7 @@ def test_a_blocked_worker_does_not_hold_back_others() -> None:
     shard.step("b", 1, [0])
     shard.step("c", 1, [0])
     assert push_id("a", 2) in shard.replies()
-    assert shard.core.frontier == 1
+    assert shard.core.clocks.frontier == 1
 
 
 def test_workers_that_are_all_ahead_are_released_by_the_slowest_alone() -> None:
@@ -305,7 +305,7 @@ def test_asp_has_no_bound() -> None:
     for sequence in range(1, 30):
         shard.step("a", sequence, [0])
     assert len(shard.answered()) == 29
-    assert shard.core.frontier == 0
+    assert shard.core.clocks.frontier == 0
 
 
 def test_values_are_admitted_by_the_same_bound() -> None:

@@ -435,13 +435,13 @@ def test_what_is_applied_beyond_a_dead_workers_last_clock_is_counted_as_torn() -
     shard.send_trailer(push_id("b"), trailer([0, 1]))
     shard.send_chunk(push_id("b"), 0)
     shard.core.chunk_applied(0)
-    assert shard.core.torn_step_count == 0
+    assert shard.core.state.torn_step_count == 0
 
     shard.install(
         record({"a": 0}, generation=2, departures=(departure("b", last_clock=0),))
     )
 
-    assert shard.core.torn_step_count == 1
+    assert shard.core.state.torn_step_count == 1
     assert [worker_ids(o) for o in shard.of(ApplyChunk)] == [["a", "b"], ["a"]]
     shard.core.chunk_applied(1)
     assert shard.replies().keys() == {push_id("a")}
@@ -525,5 +525,5 @@ def test_bytes_that_contradict_their_verdict_are_counted() -> None:
 
     (torn,) = shard.of(ChunkTorn)
     assert (torn.clock, torn.chunk_index, torn.worker_ids) == (1, 0, ("b",))
-    assert shard.core.torn_chunk_count == 1
+    assert shard.core.state.torn_chunk_count == 1
     assert [r.outcome for r in shard.replies().values()] == [Outcome.APPLIED] * 2

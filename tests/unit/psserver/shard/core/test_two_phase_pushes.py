@@ -91,7 +91,7 @@ def test_the_push_of_a_dead_driver_is_applied_as_every_shard_holds_it() -> None:
     shard.apply_all()
 
     assert shard.applied() == [("b", 1, 0)]
-    assert shard.core.version == 1
+    assert shard.core.clocks.version == 1
 
 
 def test_a_push_that_its_dead_worker_had_not_staged_everywhere_leaves_nothing() -> None:
@@ -102,7 +102,7 @@ def test_a_push_that_its_dead_worker_had_not_staged_everywhere_leaves_nothing() 
     shard.install(record({"a": 0}, generation=2, mode=Mode.ASP, departures=(gone,)))
 
     assert shard.apply_all() == []
-    assert shard.core.torn_step_count == 0
+    assert shard.core.state.torn_step_count == 0
 
 
 def renumbered() -> DrivenShard:

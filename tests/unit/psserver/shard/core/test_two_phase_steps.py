@@ -180,7 +180,7 @@ def test_those_left_are_told_who_counts_although_one_has_ended() -> None:
 
     assert told(shard) == [("a", 1, "ab"), ("b", 1, "ab")]
     assert [each.push for each in shard.of(RefusePush)] == [push_id("c")]
-    assert shard.core.torn_step_count == 0
+    assert shard.core.state.torn_step_count == 0
 
 
 # Refused
@@ -290,7 +290,7 @@ def test_a_clock_whose_contributors_have_all_departed_commits_itself() -> None:
     (order,) = shard.apply_all()
     assert [part.worker_id for part in order.contributions] == ["a", "b"]
     assert shard.core.clocks.applied_clock == 1
-    assert shard.core.version == 2
+    assert shard.core.clocks.version == 2
 
 
 def test_whoever_is_left_of_those_that_contributed_still_drives() -> None:
