@@ -1,6 +1,7 @@
 """`psctl check-history`: the report on a run's promises, for people and programs."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ STILL_WRITTEN: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
 class HistoryReport:
     """What a check of histories has found.
 
@@ -34,18 +36,10 @@ class HistoryReport:
             of different moments then, so a break may come from that alone.
     """
 
-    def __init__(
-        self,
-        file_count: int,
-        job: Job,
-        findings: Findings,
-        *,
-        still_written: Sequence[str] = (),
-    ) -> None:
-        self.file_count = file_count
-        self.still_written = tuple(still_written)
-        self.job = job
-        self.findings = findings
+    file_count: int
+    job: Job
+    findings: Findings
+    still_written: tuple[str, ...] = ()
 
     @property
     def is_clean(self) -> bool:
@@ -172,12 +166,8 @@ def check_history(paths: Sequence[Path]) -> HistoryReport:
     still_written = [
         file.name for file, size in later_sizes.items() if sizes.get(file) != size
     ]
-    return HistoryReport(
-        len(files),
-        check_job(starts, findings),
-        findings,
-        still_written=still_written,
-    )
+    job = check_job(starts, findings)
+    return HistoryReport(len(files), job, findings, tuple(still_written))
 
 
 def _sizes_of(files: Iterable[Path]) -> dict[Path, int]:

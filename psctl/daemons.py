@@ -77,7 +77,12 @@ def start_daemons(
         ],
         environment,
     )
-    address = _reported_address(children, f"{prefix}coordinator")
+    found = children.line_of(f"{prefix}coordinator", START_TIMEOUT_S, _ADDRESS)
+    if found is None:
+        raise CommandError(
+            f"the coordinator did not report its port within {START_TIMEOUT_S:.0f} s"
+        )
+    address = parse_address(found.group())
     for index in range(shard_count):
         place = places[index] if places else None
         children.start(
@@ -96,20 +101,6 @@ def start_daemons(
 def is_listening_line(text: str | None) -> bool:
     """Whether a daemon has printed that it listens."""
     return text is not None and _ADDRESS.search(text) is not None
-
-
-def _reported_address(children: Children, name: str) -> Address:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while (left_s := deadline - time.monotonic()) > 0:
-        line = children.next_line(min(left_s, _POLL_S))
-        children.check()
-        if line is not None and line.child == name and line.text is not None:
-            found = _ADDRESS.search(line.text)
-            if found:
-                return parse_address(found.group())
-    raise CommandError(
-        f"the coordinator did not report its port within {START_TIMEOUT_S:.0f} s"
-    )
 
 
 def lines_until_all_end(

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Collection, Coroutine
 from typing import Any, Final, TypeVar
 
-from psctl.tables import fitted
+from psctl.tables import count_text, fitted
 from pswire.addresses import Address
 from pswire.byte_text import byte_text
 from pswire.job_settings import JobSettings
@@ -29,6 +29,7 @@ from psworker.transport.status_client import (
     WorkerStatus,
     fetch_status,
 )
+from psworker.transport.values import Waiting
 
 T = TypeVar("T")
 
@@ -161,7 +162,6 @@ def _worker_json(worker: WorkerStatus, status: JobStatus) -> dict[str, object]:
 
 
 def _shard_json(shard: ShardStatus, mode: Mode) -> dict[str, object]:
-    waiting = shard.waiting
     return {
         "shard_index": shard.shard_index,
         "incarnation": shard.incarnation,
@@ -175,23 +175,26 @@ def _shard_json(shard: ShardStatus, mode: Mode) -> dict[str, object]:
         "version": shard.version,
         "queued_push_count": shard.queued_push_count,
         "torn_step_count": shard.torn_step_count,
-        "staleness_counts": _trimmed(shard.staleness_counts),
-        "waiting": None
-        if waiting is None
-        else {
-            "clock": waiting.clock,
-            "waited_ms": waiting.waited_ms,
-            "reason": waiting.reason,
-            "awaited": [
-                {
-                    "name": other.name,
-                    "clock": other.clock,
-                    "silent_ms": _known(other.step_ms),
-                    "lost_ms": _known(other.lost_ms),
-                }
-                for other in waiting.awaited
-            ],
-        },
+        # Up to the last one that is not 0.
+        "staleness_counts": list(shard.staleness_counts[: _length(shard)]),
+        "waiting": None if shard.waiting is None else _waiting_json(shard.waiting),
+    }
+
+
+def _waiting_json(waiting: Waiting) -> dict[str, object]:
+    return {
+        "clock": waiting.clock,
+        "waited_ms": waiting.waited_ms,
+        "reason": waiting.reason,
+        "awaited": [
+            {
+                "name": other.name,
+                "clock": other.clock,
+                "silent_ms": _known(other.step_ms),
+                "lost_ms": _known(other.lost_ms),
+            }
+            for other in waiting.awaited
+        ],
     }
 
 
@@ -212,9 +215,10 @@ def _epoch_json(epoch: EpochReport) -> dict[str, object]:
 
 
 def status_text(status: JobStatus) -> str:
+    facts = [f"{name:<12}{text}" for name, text in _facts(status) if text]
     return "\n".join(
         [
-            *_facts(status),
+            *facts,
             "",
             "as of the last reports of the shards, usually less than 1 s old:",
             _shard_table(status),
@@ -231,47 +235,51 @@ def mode_text(mode: Mode, staleness_bound: int) -> str:
     return f"{mode.label}, at most {staleness_bound} clocks apart"
 
 
-def _facts(status: JobStatus) -> list[str]:
+def _facts(status: JobStatus) -> list[tuple[str, str]]:
+    """Names and texts; those without a text are not shown."""
     since = f", after clock {status.mode_clock}" if status.mode_clock else ""
-    facts = [
-        f"job         {printable(status.settings.job_id)}",
-        f"mode        {mode_text(status.mode, status.staleness_bound)}{since}",
-        f"phase       {status.phase}, generation {status.generation}",
-        f"evictions   {_evictions_text(status)}",
-        f"model       {_count_text(status.tensor_count, 'tensor')}, "
-        f"{byte_text(status.parameter_bytes)}",
-        f"snapshot    {_version_text(status.snapshot_version)}",
+    version = status.snapshot_version
+    clip = status.clip_grad_norm
+    waits_for = printable(status.waiting_for) or "nobody"
+    return [
+        ("job", printable(status.settings.job_id)),
+        ("mode", f"{mode_text(status.mode, status.staleness_bound)}{since}"),
+        ("phase", f"{status.phase}, generation {status.generation}"),
+        ("evictions", _evictions_text(status)),
+        (
+            "model",
+            f"{count_text(status.tensor_count, 'tensor')}, "
+            f"{byte_text(status.parameter_bytes)}",
+        ),
+        (
+            "snapshot",
+            "none (`psctl snapshot get` makes one)"
+            if version < 0
+            else f"version {version}",
+        ),
+        ("waits for", "" if status.failure else waits_for),
+        ("tensors", _transport_text(status)),
+        ("cut off", _unreached_text(status)),
+        ("began with", _brought_text(status)),
+        ("gradients", f"clipped to a norm of {clip:g}" if clip else ""),
+        ("compressed", printable(status.compression)),
+        *(
+            (
+                "split",
+                f"{printable(split.name)}: {split.item_count} items, digest "
+                f"{printable(split.digest)[:12]}",
+            )
+            for split in status.splits
+        ),
+        ("data", _epoch_text(status.epochs[0]) if status.epochs else ""),
+        ("staleness", _staleness_text(status.shards)),
+        ("failure", printable(status.failure)),
     ]
-    if not status.failure:
-        facts.append(f"waits for   {printable(status.waiting_for) or 'nobody'}")
-    if transport := _transport_text(status):
-        facts.append(f"tensors     {transport}")
-    if unreached := _unreached_text(status):
-        facts.append(f"cut off     {unreached}")
-    if brought := _brought_text(status):
-        facts.append(f"began with  {brought}")
-    if status.clip_grad_norm:
-        facts.append(f"gradients   clipped to a norm of {status.clip_grad_norm:g}")
-    if status.compression:
-        facts.append(f"compressed  {printable(status.compression)}")
-    facts += [
-        f"split       {printable(split.name)}: {split.item_count} items, digest "
-        f"{printable(split.digest)[:12]}"
-        for split in status.splits
-    ]
-    if status.epochs:
-        facts.append(f"data        {_epoch_text(status.epochs[0])}")
-    staleness = _staleness_text(status.shards)
-    if staleness:
-        facts.append(f"staleness   {staleness}")
-    if status.failure:
-        facts.append(f"failure     {printable(status.failure)}")
-    return facts
 
 
 def _evictions_text(status: JobStatus) -> str:
     """How many were evicted, and what happens on the next loss."""
-    text = f"{_count_text(status.evicted_count, 'worker')} evicted or replaced"
+    text = f"{count_text(status.evicted_count, 'worker')} evicted or replaced"
     if status.phase in ("finished", "failed"):
         return text
     return (
@@ -311,7 +319,7 @@ def _transport_text(status: JobStatus) -> str:
         return "through shared memory" if members else ""
     sharing = [
         f"{printable(each.worker_id)} with {each.shared_memory_shard_count} of "
-        f"{_count_text(shard_count, 'shard')}"
+        f"{count_text(shard_count, 'shard')}"
         for each in members
         if each.shared_memory_shard_count
     ]
@@ -415,24 +423,13 @@ def _state_text(worker: WorkerStatus, awaited: Collection[str]) -> str:
     )
 
 
-def _trimmed(counts: tuple[int, ...]) -> list[int]:
-    """Counts up to the last one that is not 0."""
-    length = max((i + 1 for i, count in enumerate(counts) if count), default=0)
-    return list(counts[:length])
-
-
-def _count_text(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def _length(shard: ShardStatus) -> int:
+    counts = enumerate(shard.staleness_counts, start=1)
+    return max((length for length, count in counts if count), default=0)
 
 
 def _known(number: int) -> int | None:
     return None if number < 0 else number
-
-
-def _version_text(version: int) -> str:
-    return (
-        "none (`psctl snapshot get` makes one)" if version < 0 else f"version {version}"
-    )
 
 
 def _silence_text(silent_ms: int) -> str:

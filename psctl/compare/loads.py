@@ -6,7 +6,8 @@ Worker processes and the arithmetic draw the same numbers from the same seed.
 import random
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Final, assert_never
+from itertools import repeat
+from typing import Final
 
 HICCUP_PROBABILITY: Final = 0.1
 HICCUP_FACTOR: Final = 5.0
@@ -22,18 +23,15 @@ class Load(StrEnum):
 
     @property
     def description(self) -> str:
-        match self:
-            case Load.EVEN:
-                return "no step is disturbed"
-            case Load.HICCUPS:
-                return (
-                    f"each step takes {HICCUP_FACTOR:g} times as long with probability "
-                    f"{HICCUP_PROBABILITY:g}"
-                )
-            case Load.STRAGGLER:
-                return f"one worker is always {STRAGGLER_FACTOR:g} times slower"
-            case _:
-                assert_never(self)
+        return _DESCRIPTIONS[self]
+
+
+_DESCRIPTIONS: Final = {
+    Load.EVEN: "no step is disturbed",
+    Load.HICCUPS: f"each step takes {HICCUP_FACTOR:g} times as long with probability "
+    f"{HICCUP_PROBABILITY:g}",
+    Load.STRAGGLER: f"one worker is always {STRAGGLER_FACTOR:g} times slower",
+}
 
 
 def parse_loads(text: str) -> tuple[Load, ...]:
@@ -52,15 +50,9 @@ def step_factors(
 ) -> Iterator[float]:
     """How many times as long as undisturbed each step of a worker takes, for ever."""
     drawn = random.Random(f"{seed}/{worker_index}")
-    is_straggler = worker_index == worker_count - 1
-    while True:
-        match load:
-            case Load.EVEN:
-                yield 1.0
-            case Load.HICCUPS:
-                is_hiccup = drawn.random() < HICCUP_PROBABILITY
-                yield HICCUP_FACTOR if is_hiccup else 1.0
-            case Load.STRAGGLER:
-                yield STRAGGLER_FACTOR if is_straggler else 1.0
-            case _:
-                assert_never(load)
+    if load is Load.HICCUPS:
+        while True:
+            is_hiccup = drawn.random() < HICCUP_PROBABILITY
+            yield HICCUP_FACTOR if is_hiccup else 1.0
+    is_slow = load is Load.STRAGGLER and worker_index == worker_count - 1
+    yield from repeat(STRAGGLER_FACTOR if is_slow else 1.0)

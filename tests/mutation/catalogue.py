@@ -1000,8 +1000,8 @@ BUGS = (
         (
             Edit(
                 "psserver/coordinator/storage/job_codec.py",
-                'data.get("finished_step_count", -1)',
-                "-1",
+                "            **data,",
+                '            **{**data, "finished_step_count": -1},',
             ),
         ),
         tests=("tests/unit/psserver/coordinator/storage/test_job_codec.py",),

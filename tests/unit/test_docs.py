@@ -100,9 +100,33 @@ def test_the_tests_that_the_guarantees_name_are_there() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("name", ["docs/architecture.md", "CONTRIBUTING.md"])
-def test_the_places_that_a_page_names_are_there(name: str) -> None:
-    text = (REPOSITORY / name).read_text()
-    named = re.findall(r"(?<![\w/])(?:protos|ps\w+|tests)/[\w/.]*[\w/]", text)
-    assert len(named) > 10
-    assert [each for each in named if not (REPOSITORY / each).exists()] == []
+def missing_places(text: str) -> list[str]:
+    named = re.findall(
+        r"(?<![\w/])(?:protos|psctl|pswire|psserver|psworker|tests|examples|deploy)"
+        r"/[\w/.]*[\w/]",
+        text,
+    )
+    return [each for each in named if not (REPOSITORY / each).exists()]
+
+
+# What decisions and the changelog name is as of their day.
+@pytest.mark.parametrize(
+    "page",
+    [
+        each
+        for each in PAGES
+        if each.name != "CHANGELOG.md" and each.parent.name != "decisions"
+    ],
+    ids=name_of,
+)
+def test_the_places_that_a_page_names_are_there(page: Path) -> None:
+    assert missing_places(page.read_text()) == []
+
+
+def test_a_place_that_is_not_there_is_noticed() -> None:
+    text = "`psctl/mode.py`, `psctl/no_such.py`, `pswire/mode.py` and protos/no/such"
+    assert missing_places(text) == [
+        "psctl/no_such.py",
+        "pswire/mode.py",
+        "protos/no/such",
+    ]

@@ -1,6 +1,7 @@
 """What is checked in a step of the big parameter, beside the whole step."""
 
 import json
+import re
 import statistics
 import time
 from collections.abc import Mapping
@@ -40,25 +41,14 @@ def _start(ground: Ground) -> dict[str, str]:
     coordinator = ground.start_job()
     chunk_count = -(-ground.sizes.element_count // _CHUNK_ELEMENTS)
     ground.start("dedupe", "psserver.bench.dedupe", str(chunk_count), str(_PUSH_COUNT))
-    return {
-        "coordinator": coordinator,
-        "dedupe_s": str(statistics.median(_durations_s(ground))),
-    }
-
-
-def _durations_s(ground: Ground) -> list[float]:
-    """What the process that measures the table of pushes has printed."""
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while (left_s := deadline - time.monotonic()) > 0:
-        line = ground.children.next_line(min(left_s, 0.1))
-        ground.children.check(names=())
-        if line is not None and line.child == "dedupe" and line.text is not None:
-            durations: list[float] = json.loads(line.text)
-            return durations
-    raise CannotRunError(
-        f"psserver.bench.dedupe printed nothing within {_START_TIMEOUT_S:.0f} s; the "
-        "machine may be too busy: measure again"
-    )
+    printed = ground.children.line_of("dedupe", _START_TIMEOUT_S, re.compile(".+"))
+    if printed is None:
+        raise CannotRunError(
+            f"psserver.bench.dedupe printed nothing within {_START_TIMEOUT_S:.0f} s; "
+            "the machine may be too busy: measure again"
+        )
+    dedupe_s = statistics.median(json.loads(printed.group()))
+    return {"coordinator": coordinator, "dedupe_s": str(dedupe_s)}
 
 
 def _checks(digest_count: int, member: Member) -> Contender:

@@ -92,30 +92,22 @@ def dump_record(record: Record) -> str:
 
 
 def load_record(text: str) -> Record:
-    """Reads a record."""
+    """Reads a record. A field that the file lacks has the default of `Record`."""
     data = json.loads(text)
     return Record(
-        fence_number=data["fence_number"],
-        generation=data["generation"],
-        kind=FenceKind(data["kind"]),
-        members=tuple(_member(m) for m in data["members"]),
-        departures=tuple(
-            Departure(
-                member=_member(d["member"]),
-                last_clock=d["last_clock"],
-                evicted=d["evicted"],
-            )
-            for d in data["departures"]
-        ),
-        departed_step_count=data["departed_step_count"],
-        skipped_clocks=tuple(data["skipped_clocks"]),
-        mixed_clocks=tuple(MixedClock(*c) for c in data.get("mixed_clocks", ())),
-        mode=Mode(data["mode"]),
-        staleness_bound=data["staleness_bound"],
-        mode_clock=data["mode_clock"],
-        workers_floor=data["workers_floor"],
-        commit=_choice(data["commit"]),
-        finished_step_count=data.get("finished_step_count", -1),
+        **{
+            **data,
+            "kind": FenceKind(data["kind"]),
+            "members": tuple(_member(m) for m in data["members"]),
+            "departures": tuple(
+                Departure(**{**d, "member": _member(d["member"])})
+                for d in data["departures"]
+            ),
+            "skipped_clocks": tuple(data["skipped_clocks"]),
+            "mixed_clocks": tuple(MixedClock(*c) for c in data.get("mixed_clocks", ())),
+            "mode": Mode(data["mode"]),
+            "commit": _choice(data["commit"]),
+        }
     )
 
 
