@@ -14,7 +14,7 @@ from pswire.outcome import Outcome
 from psworker.errors import EvictedError, StalenessError
 from psworker.member.open_push import OpenPush
 from psworker.optim.push_result import PushResult, combine, worst_outcome
-from psworker.transport.values import PushHeader, PushReply
+from psworker.transport.values import PushHeader, PushReply, SeedOrder
 
 _BUG: Final = (
     "this should be impossible: either it is a bug, please report it with the logs of "
@@ -34,6 +34,24 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """Ask the coordinator for a place.
+
+    Attributes:
+        view_count: Views of the job before the question: what `joined` wants to know.
+    """
+
+    view_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """Write the values that the job starts with to all shards."""
+
+    order: SeedOrder
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
     """Pull all values from all shards.
 
@@ -44,6 +62,22 @@ class Pull:
 
     generation: int
     clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The worker is a member.
+
+    Attributes:
+        record: The newest record.
+        member: Its place.
+        pull: What it pulls before its first push; nothing for who has seeded the values
+            that the job starts with.
+    """
+
+    record: Record
+    member: Member
+    pull: Pull | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +143,8 @@ class MemberCore:
         record: Newest record, None before the start.
         sequence: Last push that is settled on every shard.
         generation_heard: Newest generation that the coordinator or a shard has named.
+        view_count: How often the coordinator has sent all that it knows.
+        order: Order to seed, None while another worker is to.
     """
 
     def __init__(self, worker: WorkerKey, clip_grad_norm: float = 0.0) -> None:
@@ -117,7 +153,12 @@ class MemberCore:
         self.record: Record | None = None
         self.sequence = 0
         self.generation_heard = 0
+        self.view_count = 0
+        self.order: SeedOrder | None = None
         self._was_member = False
+        self._wants_place = False
+        self._asked_view_count = 0
+        self._seeded_order: SeedOrder | None = None
 
     @property
     def member(self) -> Member | None:
@@ -143,23 +184,47 @@ class MemberCore:
                 return Evicted(end.last_clock)
         return Evicted(None)
 
-    def join(self, seeded_fence: int | None = None) -> Pull | None:
-        """What a worker that has become a member pulls before its first push.
+    # Joining
 
-        Args:
-            seeded_fence: Number of the order to seed that it has carried out, if any.
+    def want_place(self) -> None:
+        """The script wants to join, with values that no shard has."""
+        self._wants_place = True
+        self._asked_view_count = 0
+        self._seeded_order = None
 
-        Returns:
-            Nothing for who has seeded the values that the job starts with.
+    def next_to_join(self) -> Join | Seed | Begin | None:
+        """What a worker does that is to become a member; None: it waits."""
+        record, member = self.record, self.member
+        if record is not None and member is not None:
+            pull = Pull(record.generation, member.clock_of(0))
+            seeded = self._seeded_order
+            is_seeder = seeded is not None and not self.is_over(seeded)
+            return Begin(record, member, None if is_seeder else pull)
+        # A coordinator that was started anew knows who is here, and not what they have
+        # asked for.
+        view_count = max(1, self.view_count)
+        if self._wants_place and view_count > self._asked_view_count:
+            return Join(view_count)
+        order = self.order
+        if order not in (None, self._seeded_order) and not self.is_over(order):
+            return Seed(order)
+        return None
 
-        Raises:
-            EvictedError: The newest record has no place for it.
-        """
-        self.sequence = 0
-        record, member = self._place()
-        if seeded_fence == record.fence_number:
-            return None
-        return Pull(record.generation, member.clock_of(0))
+    def joined(self, question: Join) -> None:
+        """The coordinator has taken the question for a place."""
+        self._asked_view_count = question.view_count
+
+    def is_over(self, order: SeedOrder) -> bool:
+        """Whether there is a newer order to seed, or a start by another one."""
+        if self.record is not None:
+            return self.record.fence_number != order.fence_number
+        return self.order != order
+
+    def seeded(self, order: SeedOrder) -> None:
+        """All shards have all values of this worker."""
+        self._seeded_order = order
+
+    # Pushes
 
     def next_push(self) -> NextPush:
         """Where the next push belongs.

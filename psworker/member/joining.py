@@ -31,7 +31,7 @@ from psworker.errors import (
 )
 from psworker.event_loop import EventLoop
 from psworker.member.catch_up import LateJoiner, left_s
-from psworker.member.core import outcome_of_done
+from psworker.member.core import Begin, Seed, outcome_of_done
 from psworker.member.exchange import receive
 from psworker.member.outgoing_push import OutgoingPush
 from psworker.member.session import Session
@@ -44,7 +44,7 @@ from psworker.tensors.value_store import ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.messages import seed_state_bytes
 from psworker.transport.retries import told_to_users
-from psworker.transport.values import PushReply, SeedOrder
+from psworker.transport.values import JoinAnswer, PushReply, SeedOrder
 from psworker.transport.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
@@ -245,30 +245,11 @@ class Joining:
         looks = Samples(self._store.tensors).looks()
         values_digest = _digest_of_all(held_digests)
         state_digest = self._state_digest()
-        answer = self._loop.run(
-            lambda: self._session.join(
-                given.terms,
-                list(given.loaders),
-                values_digest=values_digest,
-                state_digest=state_digest,
-            )
-        )
-        if answer.order:
-            entries = given.bound.schema.entries
-            raise OtherOrderError(answer.order, [entry.name for entry in entries])
-        for note in answer.notes:
-            logger.warning("%s", note)
-        self._loop.run(self._session.shards.reach.watch)
-        try:
-            member, seeded = self._wait_member(deadline)
-        finally:
-            self._loop.run(self._session.shards.reach.end_watch)
-        record = self._session.membership.record
-        assert record is not None, "only a record makes a member"
-        pull = self._session.core.join(seeded.fence_number if seeded else None)
+        begin = self._become_member(values_digest, state_digest, deadline)
+        record, pull = begin.record, begin.pull
         if pull is None:
             self._loop.run(lambda: self._session.share_memory(self._store.placement))
-            return Joined(member, record.generation)
+            return Joined(begin.member, record.generation)
         late_joiner = None
         if not record.is_start:
             late_joiner = LateJoiner(
@@ -302,7 +283,7 @@ class Joining:
             if old[2] != new[2]
         ]
         self._log_differing(record, others, values_digest, state_digest)
-        return Joined(member, record.generation, replies, late_joiner)
+        return Joined(begin.member, record.generation, replies, late_joiner)
 
     def _log_differing(
         self,
@@ -356,50 +337,87 @@ class Joining:
                     digest.update(part)
         return digest.intdigest()
 
-    def _wait_member(self, deadline: float) -> tuple[Member, SeedOrder | None]:
-        """Waits for the start, seeding when told to; the order that was carried out.
+    def _become_member(
+        self, values_digest: int, state_digest: int, deadline: float
+    ) -> Begin:
+        """Does what the core says until this worker has a place.
 
         Raises:
-            StartTimeoutError: It did not come in time.
+            StartTimeoutError: It was none in time.
         """
-        log = WaitingLog()
-        done: SeedOrder | None = None
-        seeded: SeedOrder | None = None
-        while True:
-            left = left_s(deadline)
-            step = self._loop.run(
-                partial(self._session.wait_start, done, timeout_s=left)
-            )
-            if isinstance(step, Member):
-                return step, seeded
-            try:
-                if self._seed(step, deadline):
-                    seeded = step
-                done = step
-            except CallError as error:
-                if error.refusal and error.refusal.reason in _USELESS:
-                    # Optimizer state that no shard can go on from, and no later order
-                    # would make any better.
-                    raise error.to_ps_error() from None
-                if error.is_decided:
-                    logger.info("the first values are to be sent again: %s", error)
-                    done = step  # that order is over; a new one will come
+        session, log = self._session, WaitingLog()
+        has_asked = False
+        session.core.want_place()
+        try:
+            while True:
+                left = left_s(deadline)
+                step = self._loop.run(partial(session.wait_step, log, timeout_s=left))
+                if isinstance(step, Begin):
+                    return step
+                if isinstance(step, Seed):
+                    self._seed(step.order, deadline, log)
                     continue
-                # The order stands, so that `wait_start` returns it at once.
-                if time.monotonic() >= deadline:
-                    raise StartTimeoutError(
-                        f"the job did not start in time: could not write the first "
-                        f"values: {error}",
-                        reason=ErrorReason.NOT_STARTED,
-                    ) from None
-                log.remind(f"a shard to take the first values ({error})")
-                time.sleep(min(_SEED_RETRY_S, left_s(deadline)))
+                answer = self._ask(values_digest, state_digest, is_again=has_asked)
+                session.core.joined(step)
+                if not has_asked:
+                    for note in answer.notes:
+                        logger.warning("%s", note)
+                    self._loop.run(session.shards.reach.watch)
+                has_asked = True
+        finally:
+            self._loop.run(session.shards.reach.end_watch)
 
-    def _seed(self, order: SeedOrder, deadline: float) -> bool:
+    def _ask(
+        self, values_digest: int, state_digest: int, *, is_again: bool
+    ) -> JoinAnswer:
+        """Asks for a place."""
+        given = self._given
+        answer = self._loop.run(
+            lambda: self._session.join(
+                given.terms,
+                list(given.loaders),
+                values_digest=values_digest,
+                state_digest=state_digest,
+            )
+        )
+        if answer.order and is_again:
+            raise SchemaMismatchError(
+                "the coordinator was started again before the job began, and another "
+                "worker, whose model has its tensors in another order, was first "
+                "since: start this worker again"
+            )
+        if answer.order:
+            entries = given.bound.schema.entries
+            raise OtherOrderError(answer.order, [entry.name for entry in entries])
+        return answer
+
+    def _seed(self, order: SeedOrder, deadline: float, log: WaitingLog) -> None:
+        """Writes the first values; where shards do not take them, waits a moment.
+
+        Raises:
+            StartTimeoutError: They have not taken them in time.
+            PsError: No later order would make it any better.
+        """
+        try:
+            self._write_first_values(order, deadline)
+        except CallError as error:
+            if error.refusal and error.refusal.reason in _USELESS:
+                # Optimizer state that no shard can go on from.
+                raise error.to_ps_error() from None
+            # The order stands until the coordinator has another: also where a shard
+            # refuses, which may not know of it yet.
+            if time.monotonic() >= deadline:
+                raise StartTimeoutError(
+                    f"the job did not start in time: could not write the first "
+                    f"values: {error}",
+                    reason=ErrorReason.NOT_STARTED,
+                ) from None
+            awaited = f"a shard to take the first values ({error})"
+            log.remind(self._session.missing if error.is_decided else awaited)
+            time.sleep(min(_SEED_RETRY_S, left_s(deadline)))
+
+    def _write_first_values(self, order: SeedOrder, deadline: float) -> None:
         """Writes this worker's values, and optimizer state, to all shards.
-
-        Returns:
-            Whether it has. If not, the order is over: it could not reach a shard.
 
         Raises:
             CallError: A shard did not take them.
@@ -416,7 +434,7 @@ class Joining:
             for chunk in chunks:
                 yield source.encode(chunk, SEED_CHUNK_FIELD)
 
-        return self._loop.run(
+        self._loop.run(
             lambda: self._session.seed(order, messages_of, timeout_s=left_s(deadline))
         )
 

@@ -35,10 +35,8 @@ class Membership:
     Attributes:
         core: What this worker decides in the protocol.
         shards: The shard map; some may have no address yet.
-        seed_order: Newest order to seed.
         waiting: Whom the start, or a member without data, waits for, as last heard.
         first_values: What the job has started with, if that is known.
-        view_count: How often the watch has begun.
         failure: Why this worker can't go on, `None` while it can.
         unreached: Shards that have given this worker no answer for a lease, in words.
     """
@@ -50,10 +48,8 @@ class Membership:
         self._waits: set[Interruption] = set()
         self._told_lost: set[WorkerKey] = set()
         self.shards: tuple[ShardAddress, ...] = ()
-        self.seed_order: SeedOrder | None = None
         self.waiting: Waiting | None = None
         self.first_values: FirstValues | None = None
-        self.view_count = 0
         self.failure: PsError | None = None
         self.unreached = ""
 
@@ -83,16 +79,17 @@ class Membership:
         """Takes an event of the watch."""
         match event:
             case WorkerView(record=record, shards=shards, first_values=first):
-                self.view_count += 1
+                self.core.view_count += 1
                 self.shards = shards
                 self.first_values = first or self.first_values
                 if record is not None:
                     self._take_record(record)
             case SeedOrder():
-                self.seed_order = event
+                self.core.order = event
                 self.shards = event.shards
             case ShardMap(shards=shards):
                 self.shards = shards
+                self.core.order = None  # another worker seeds
             case Record():
                 self._take_record(event)
             case Waiting():

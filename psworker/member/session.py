@@ -6,13 +6,13 @@ On the event loop, but for the settings.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
 from pswire.leased_data import DataReport
-from pswire.membership import Member, WorkerKey
+from pswire.membership import WorkerKey
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason
 from pswire.recorded_split import RecordedSplit
@@ -21,10 +21,9 @@ from psworker.config import WorkerConfig
 from psworker.errors import (
     EvictedError,
     JobEndedError,
-    SchemaMismatchError,
     StartTimeoutError,
 )
-from psworker.member.core import MemberCore
+from psworker.member.core import Begin, Join, MemberCore, Seed
 from psworker.member.membership import Membership
 from psworker.member.push_history import PushHistory
 from psworker.member.registration import register, taken_by
@@ -109,8 +108,6 @@ class Session:
         self._is_leaving = False
         self._has_left = False
         self._silent_since: float | None = None
-        self._asked_view_count = 0
-        self._ask_again: Callable[[], Coroutine[Any, Any, object]] = _nothing
         self._watching = asyncio.ensure_future(self._watch())
 
     @classmethod
@@ -225,23 +222,6 @@ class Session:
             )
 
         self.core.clip_grad_norm = terms.clip_grad_norm
-
-        async def ask_again() -> None:
-            answer = await self.join(
-                terms,
-                loaders,
-                values_digest=values_digest,
-                state_digest=state_digest,
-            )
-            if answer.order:
-                raise SchemaMismatchError(
-                    "the coordinator was started again before the job began, and "
-                    "another worker, whose model has its tensors in another order, was "
-                    "first since: start this worker again"
-                )
-
-        self._ask_again = ask_again
-        self._asked_view_count = max(1, self.membership.view_count)
         with told_to_users():
             return await self.membership.unless_failed(
                 until_decided(attempt, now() + CALL_TIMEOUT_S)
@@ -276,31 +256,20 @@ class Session:
                 until_decided(attempt, now() + CALL_TIMEOUT_S)
             )
 
-    async def wait_start(
-        self, done: SeedOrder | None, *, timeout_s: float
-    ) -> SeedOrder | Member:
-        """Returns this worker's place once it is a member, or an order to seed.
+    async def wait_step(
+        self, log: WaitingLog, *, timeout_s: float
+    ) -> Join | Seed | Begin:
+        """What this worker does next to become a member, once there is something.
 
         Args:
-            done: The order that this worker has carried out already.
+            log: Says whom it waits for.
             timeout_s: Longest wait.
 
         Raises:
-            StartTimeoutError: Neither came; the text names who is missing.
+            StartTimeoutError: There was nothing; the text names who is missing.
         """
         deadline = now() + timeout_s
-        log = WaitingLog()
-        while True:
-            if self.membership.member is not None:
-                return self.membership.member
-            if self.membership.seed_order not in (None, done):
-                assert self.membership.seed_order is not None
-                return self.membership.seed_order
-            if self.membership.view_count > self._asked_view_count:
-                # A coordinator that was started again knows who is here, and not what
-                # they have asked for.
-                await self._ask_again()
-                continue
+        while (step := self.core.next_to_join()) is None:
             if now() >= deadline:
                 what = (
                     "the job did not start"
@@ -309,7 +278,7 @@ class Session:
                 )
                 raise StartTimeoutError(
                     f"{what} within {round(timeout_s, 1):g} s: waiting for "
-                    f"{self._missing()}; start what is missing",
+                    f"{self.missing}; start what is missing",
                     reason=ErrorReason.NOT_STARTED,
                 )
             pace_s = max(0.01, min(log.quiet_s, left_s(deadline)))
@@ -318,14 +287,8 @@ class Session:
                 await asyncio.wait_for(self.membership.wait_change(), pace_s)
             waiting = self.membership.waiting
             job_waited_s = waiting.waited_ms / 1000 if waiting else 0
-            log.remind(self._missing(), job_waited_s=job_waited_s)
-
-    def _is_over(self, order: SeedOrder) -> bool:
-        """Whether a newer order has come, or a start by another one."""
-        record = self.membership.record
-        if record is not None:
-            return record.fence_number != order.fence_number
-        return self.membership.seed_order != order
+            log.remind(self.missing, job_waited_s=job_waited_s)
+        return step
 
     async def seed(
         self,
@@ -333,17 +296,16 @@ class Session:
         chunks_of: Callable[[int], Iterable[bytes]],
         *,
         timeout_s: float,
-    ) -> bool:
+    ) -> None:
         """Stages first values on every shard, for as long as the order stands.
+
+        Once it is over this worker's values are not wanted any more: it did not reach a
+        shard, and the job has started, or starts, with others.
 
         Args:
             order: The coordinator's order.
             chunks_of: The `SeedRequest`s of a shard.
             timeout_s: Longest time for all of it.
-
-        Returns:
-            Whether it is done. If not, this worker's values are not wanted any more: it
-            did not reach a shard, and the job has started, or starts, with others.
 
         Raises:
             CallError: A shard did not take them; the next order may go better.
@@ -353,7 +315,7 @@ class Session:
             self.shards.seed(order, chunks_of, timeout_s=timeout_s)
         )
         try:
-            while not seeding.done() and not self._is_over(order):
+            while not seeding.done() and not self.core.is_over(order):
                 change = asyncio.ensure_future(self.membership.wait_change())
                 await asyncio.wait(
                     (seeding, change),
@@ -363,11 +325,10 @@ class Session:
                 change.cancel()
                 await asyncio.gather(change, return_exceptions=True)
                 if self.membership.unreached:
-                    log.remind(self._missing())
-            if not seeding.done():
-                return False
-            await seeding
-            return True
+                    log.remind(self.missing)
+            if seeding.done():
+                await seeding
+                self.core.seeded(order)
         finally:
             seeding.cancel()
             await asyncio.gather(seeding, return_exceptions=True)
@@ -382,7 +343,7 @@ class Session:
             StartTimeoutError: One does not; the text names it.
         """
         began, log = now(), WaitingLog()
-        while not self.membership.view_count:
+        while not self.core.view_count:
             await self.membership.wait_change()
         if self.membership.record is None:
             return
@@ -479,7 +440,9 @@ class Session:
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
 
-    def _missing(self) -> str:
+    @property
+    def missing(self) -> str:
+        """What this worker waits for to become a member, in words."""
         waiting = self.membership.waiting
         if self.membership.unreached and self._silent_since is None:
             return f"an answer from {self.membership.unreached}"
@@ -513,7 +476,3 @@ class Session:
                 return
             await pause(attempt)
             attempt += 1
-
-
-async def _nothing() -> None:
-    """Before the first request to join there is none to repeat."""

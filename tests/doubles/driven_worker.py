@@ -15,17 +15,20 @@ from pswire.membership import ClockChoice, Record, WorkerKey
 from pswire.outcome import Outcome
 from pswire.schema import OptimizerSpec
 from psworker.member.core import (
+    Begin,
+    Join,
     MemberCore,
     Missed,
     NextPush,
     Pull,
+    Seed,
     outcome_of_closed,
     outcome_of_done,
     was_done,
 )
 from psworker.member.open_push import Ask, Choose, Commit, OpenPush, Send
 from psworker.optim.push_result import worst_outcome
-from psworker.transport.values import PushReply, ShardSession
+from psworker.transport.values import PushReply, SeedOrder, ShardSession
 from tests.doubles.declared_specs import LATER
 from tests.doubles.simulated_shard import Call, settings_of
 
@@ -85,6 +88,15 @@ class Network(Protocol):
     clip_grad_norm: float
     declares: bool
     publishes: bool
+
+    def join(self, worker: "DrivenWorker", question: Join) -> None:
+        """Asks the coordinator for a place."""
+
+    def seed(self, worker: "DrivenWorker", order: SeedOrder, number: int) -> None:
+        """Writes the first values to every shard."""
+
+    def check_seeder(self, worker: "DrivenWorker") -> None:
+        """The worker begins with the values that are its own."""
 
     def pull(self, worker: "DrivenWorker", pull: Pull) -> None:
         """Asks every shard for values at the worker's clock."""
@@ -158,6 +170,10 @@ class DrivenWorker:
     pull_number: int = 0
     declared_count: int = 0
     spec_digest: str = ""
+    _question: Join | None = None
+    _order: SeedOrder | None = None
+    _seeding_number: int = 0
+    _seeded: set[int] = field(default_factory=set)
     _pulled: set[int] = field(default_factory=set)
     _missed: Missed | None = None
     _open: OpenPush | None = None
@@ -169,6 +185,7 @@ class DrivenWorker:
 
     def __post_init__(self) -> None:
         self.core = MemberCore(self.key, self.network.clip_grad_norm)
+        self.core.want_place()
 
     @property
     def name(self) -> str:
@@ -243,23 +260,71 @@ class DrivenWorker:
             self.spec_digest = spec.digest
             self.stage = Stage.READY
 
-    def heard(self, record: Record) -> None:
-        """The coordinator has announced a record."""
+    def heard(self, record: Record | None) -> None:
+        """The coordinator has sent all that it knows, with its newest record."""
         if self.is_gone:
             return
-        if self.core.take_record(record) is not None:
+        self.core.view_count += 1
+        self._question = None  # what was lost with a watch is asked again
+        if record is not None and self.core.take_record(record) is not None:
             if self.stage is Stage.LEAVING:
                 self.stage = Stage.GONE
             else:
                 self.network.evicted(self)
-        elif self.stage is Stage.JOINING and self.is_member:
-            pull = self.core.join()
-            assert pull is not None, "values are seeded beside the workers"
-            self._pull(pull)
         elif self._missed is not None:
             self._catch_up(self._missed)
+        self._go_on_joining()
+
+    def ordered(self, order: SeedOrder | None) -> None:
+        """The coordinator orders this worker to seed, or another one."""
+        self.core.order = order
+        self._go_on_joining()
+
+    def asked_to_join(self, question: Join) -> None:
+        """The coordinator has taken the question for a place."""
+        if self._question is question:
+            self._question = None
+            self.core.joined(question)
+            self._go_on_joining()
+
+    def _go_on_joining(self) -> None:
+        if self.stage is not Stage.JOINING or self._question is not None:
+            return
+        if self._order is not None:
+            if not self.core.is_over(self._order):
+                return
+            self._order = None
+        match self.core.next_to_join():
+            case Join() as question:
+                self._question = question
+                self.network.join(self, question)
+            case Seed(order):
+                self._order = order
+                self._seeding_number += 1
+                self._seeded.clear()
+                self.network.seed(self, order, self._seeding_number)
+            case Begin(pull=None):
+                self.network.check_seeder(self)
+                self._begin()
+            case Begin(pull=Pull() as pull):
+                self._pull(pull)
 
     # From shards
+
+    def seeded(self, number: int, shard_index: int) -> None:
+        """A shard has all first values."""
+        if self._order is not None and number == self._seeding_number:
+            self._seeded.add(shard_index)
+            if len(self._seeded) == len(self.network.chunks_by_shard):
+                self.core.seeded(self._order)
+                self._order = None
+                self._go_on_joining()
+
+    def seed_refused(self, number: int) -> None:
+        """A shard does not take this worker's values, as far as it knows."""
+        if self._order is not None and number == self._seeding_number:
+            self._order = None
+            self._go_on_joining()
 
     def pulled(self, shard_index: int, pull_number: int) -> None:
         if pull_number != self.pull_number or self.stage is not Stage.PULLING:
@@ -267,6 +332,9 @@ class DrivenWorker:
         self._pulled.add(shard_index)
         if len(self._pulled) < len(self.network.chunks_by_shard):
             return
+        self._begin()
+
+    def _begin(self) -> None:
         self.stage = Stage.READY
         old = self.predecessor
         if old is not None:

@@ -7,6 +7,7 @@ old one. Whatever anybody is told must be on the disk at that moment.
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.coordinator_effects import (
@@ -30,6 +31,8 @@ from pswire.job_terms import JobTerms
 from pswire.membership import Departure, Mode, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
+from psworker.member.core import Join
+from psworker.transport.values import SeedOrder
 from tests.doubles.declared_specs import FIRST, SCHEMA
 from tests.doubles.driven_worker import DrivenWorker, Stage
 from tests.doubles.links import Links
@@ -231,17 +234,25 @@ class SimulatedCoordinator:
         return entry.worker
 
     def admit(self, worker: DrivenWorker) -> None:
-        """A worker opens its watch and asks to join, unless nobody knows it now."""
+        """A worker opens its watch."""
         self._workers[worker.key] = worker
+        self._reconnect_worker(worker)
 
-        def joined() -> None:
+    def ask_to_join(self, worker: DrivenWorker, question: Join) -> None:
+        """A worker asks for a place, again where the disk takes nothing."""
+
+        def asked() -> None:
             entry = self._present(worker)
             if entry is None:
                 return
-            self.core.worker_watching(entry, self.now_ms)
-            self._ask_to_join(worker, entry)
+            if self._join(entry):
+                self._links.send(
+                    COORDINATOR, worker.name, lambda: worker.asked_to_join(question)
+                )
+            else:
+                self.ask_to_join(worker, question)
 
-        self._links.send(worker.name, COORDINATOR, joined)
+        self._links.send(worker.name, COORDINATOR, asked)
 
     def declare(self, worker: DrivenWorker, spec: OptimizerSpec) -> None:
         """A worker tells what its optimizer is from now on."""
@@ -321,16 +332,6 @@ class SimulatedCoordinator:
 
     # Inside
 
-    def _ask_to_join(self, worker: DrivenWorker, entry: WorkerEntry) -> None:
-        """It asks again if it is told that the disk takes nothing."""
-        if not self._join(entry):
-            self._links.send(worker.name, COORDINATOR, lambda: self._join_again(worker))
-
-    def _join_again(self, worker: DrivenWorker) -> None:
-        entry = self._present(worker)
-        if entry is not None and entry.state is WorkerState.REGISTERED:
-            self._ask_to_join(worker, entry)
-
     def _told_record(self) -> Record | None:
         """The record that somebody is told as the newest."""
         kept = self.records[-1] if self.records else None
@@ -365,14 +366,11 @@ class SimulatedCoordinator:
                 return
             self.core.worker_watching(entry, self.now_ms)
             newest = self._told_record()
-            if newest is not None:
-                self._links.send(COORDINATOR, worker.name, lambda: worker.heard(newest))
+            self._links.send(COORDINATOR, worker.name, lambda: worker.heard(newest))
             if worker.stage is Stage.LEAVING:
                 self.leave(worker)
             elif worker.stage is Stage.DECLARING:
                 worker.declare_next()
-            elif worker.stage is Stage.JOINING:
-                self._ask_to_join(worker, entry)
             self.pump()
 
         self._links.send(worker.name, COORDINATOR, watching)
@@ -428,7 +426,12 @@ class SimulatedCoordinator:
                 for shard in self._shards:
                     self._tell_effect(shard, effect)
             case OrderSeed():
-                self._seed(effect)
+                order = SeedOrder(effect.fence_number, ())
+                for worker in self._workers.values():
+                    own = order if worker.key == effect.worker else None
+                    self._links.send(
+                        COORDINATOR, worker.name, partial(worker.ordered, own)
+                    )
             case EndJob():
                 raise AssertionError(effect.reason)
 
@@ -480,27 +483,6 @@ class SimulatedCoordinator:
             shard.pump()
 
         self._tell(shard, told)
-
-    def _seed(self, order: OrderSeed) -> None:
-        """The seeder writes its values to every shard, unless another is to."""
-
-        def staged(shard: SimulatedShard, index: int) -> bool:
-            if not shard.core.is_seeding(order.fence_number):
-                return self.core.progress.fences.closed_number >= order.fence_number
-            if shard.core.is_seeding(order.fence_number + 1):
-                return True
-            shard.core.check_seeder(order.worker, order.fence_number)
-            shard.core.seed_chunk_staged(index)
-            shard.pump()
-            return True
-
-        for shard in self._shards:
-            for index in shard.chunk_indexes:
-                self._links.send(
-                    str(order.worker),
-                    shard.name,
-                    lambda shard=shard, index=index: staged(shard, index),  # type: ignore[misc]
-                )
 
     def _read_if_ready(self) -> None:
         """A reader that waits takes its images a while later, and lets them go."""

@@ -129,6 +129,7 @@ class SimulatedShard:
             whose values replaced all before, in order.
         order: Of each worker, its pushes in the order in which they were done.
         checked: Of each worker, its pushes that were looked for in the values.
+        seeder: Who has written first values last.
         images: Snapshots it holds.
         threads: Work under way.
     """
@@ -152,6 +153,7 @@ class SimulatedShard:
     written: dict[int, list[Written]] = field(init=False)
     order: dict[WorkerKey, list[int]] = field(default_factory=dict)
     checked: Counter[WorkerKey] = field(default_factory=Counter)
+    seeder: WorkerKey | None = None
     images: dict[int, Image] = field(default_factory=dict)
     threads: list[Callable[[], None]] = field(default_factory=list)
     _calls: dict[PushId, Call] = field(default_factory=dict)
@@ -267,6 +269,18 @@ class SimulatedShard:
         for push in [push for push in self._calls if push.worker == worker]:
             del self._calls[push]
         self.core.withdraw_awaiting(worker)
+
+    def seed(self, worker: WorkerKey, fence_number: int) -> None:
+        """A worker writes first values to all chunks.
+
+        Raises:
+            Refusal: Another worker is to, or another fence is open.
+        """
+        self.core.check_seeder(worker, fence_number)
+        self.seeder = worker
+        for index in self.chunk_indexes:
+            self.core.seed_chunk_staged(index)
+        self.pump()
 
     # From the coordinator
 

@@ -6,6 +6,7 @@ which thread ends, whose turn it is, what breaks. The same seed gives the same r
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from psserver.edge.fence_report import FenceReport
 from psserver.shard.core.push import PushId, Reply
@@ -21,7 +22,8 @@ from pswire.membership import (
 from pswire.outcome import Outcome
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
-from psworker.member.core import Pull
+from psworker.member.core import Join, Pull
+from psworker.transport.values import SeedOrder
 from tests.doubles.driven_worker import DrivenWorker, OwnPush, Stage
 from tests.doubles.links import Links
 from tests.doubles.mishaps import Mishaps
@@ -314,6 +316,37 @@ class World:
             )
 
         self.links.send(worker.name, shard.name, asked)
+
+    def join(self, worker: DrivenWorker, question: Join) -> None:
+        """Asks the coordinator for a place."""
+        self.coordinator.ask_to_join(worker, question)
+
+    def seed(self, worker: DrivenWorker, order: SeedOrder, number: int) -> None:
+        """Writes the first values to every shard, which may not know the fence yet.
+
+        It waits for it, and refuses after a while.
+        """
+        for shard in self.shards:
+
+            def written(shard: SimulatedShard = shard) -> bool:
+                core, fence_number = shard.core, order.fence_number
+                is_decided = core.clocks.record or core.is_seeding(fence_number)
+                if not is_decided and self.rng.random() < 0.9:
+                    return False
+                try:
+                    shard.seed(worker.key, fence_number)
+                except Refusal:
+                    answer = partial(worker.seed_refused, number)
+                else:
+                    answer = partial(worker.seeded, number, shard.index)
+                self.links.send(shard.name, worker.name, answer)
+                return True
+
+            self.links.send(f"{worker.name} seeds", shard.name, written)
+
+    def check_seeder(self, worker: DrivenWorker) -> None:
+        """Who pulls nothing has written the values that all shards have."""
+        assert {each.seeder for each in self.shards} == {worker.key}
 
     def pull(self, worker: DrivenWorker, pull: Pull) -> None:
         """Asks every shard for values at the worker's clock."""

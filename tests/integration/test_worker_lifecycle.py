@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 import psworker
+from psserver.shard.core.shard import ShardCore
 from pswire.addresses import Address, parse_address
-from pswire.membership import Mode, WorkerState
+from pswire.membership import Mode, WorkerKey, WorkerState
+from pswire.reasons import ErrorReason, Refusal
 from psworker.connection import Connection
 from psworker.member.session import LEAVE_TIMEOUT_S
 from tests.doubles.child_process import killed_at_end
@@ -159,6 +161,27 @@ def test_an_exception_through_the_context_counts_as_lost(job: Job) -> None:
         _ = 1 / 0
 
     assert_lost_and_replaced(job)
+
+
+def test_a_shard_that_does_not_know_of_the_start_yet_takes_first_values_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses them while word of who seeds is on its way to it."""
+    check_seeder = ShardCore.check_seeder
+    refusals = [Refusal(ErrorReason.WORKER_INCARNATION_STALE, "who is w0/1?")]
+
+    def check(core: ShardCore, worker: WorkerKey, fence_number: int) -> None:
+        if refusals:
+            raise refusals.pop()
+        check_seeder(core, worker, fence_number)
+
+    monkeypatch.setattr(ShardCore, "check_seeder", check)
+    with Job(tmp_path) as job, connect(job, "w0", start_timeout_s=20.0) as ps:
+        _, optimizer = prepared(ps)
+        optimizer.step()
+        assert ps.clock == 1
+
+    assert not refusals
 
 
 def test_closing_twice_leaves_once(job: Job) -> None:

@@ -905,6 +905,46 @@ BUGS = (
         tests=(f"{WORKER_TESTS}/member/test_core.py",),
     ),
     PlantedBug(
+        "a joiner does not ask a coordinator that was started anew",
+        (
+            Edit(
+                f"{WORKER}/member/core.py",
+                "        view_count = max(1, self.view_count)\n",
+                "        view_count = 1\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/member/test_core.py",
+            "tests/property/test_core_schedules.py",
+        ),
+    ),
+    PlantedBug(
+        "who has seeded for a start that was given up pulls nothing",
+        (
+            Edit(
+                f"{WORKER}/member/core.py",
+                " = seeded is not None and not self.is_over(seeded)\n",
+                " = seeded is not None\n",
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/member/test_core.py",),
+    ),
+    PlantedBug(
+        "a shard that refuses first values ends the order to seed",
+        (
+            Edit(
+                f"{WORKER}/member/joining.py",
+                '            awaited = f"a shard to take the first',
+                "            self._session.core.seeded(order)\n"
+                '            awaited = f"a shard to take the first',
+            ),
+        ),
+        tests=(
+            "tests/integration/test_worker_lifecycle.py::"
+            "test_a_shard_that_does_not_know_of_the_start_yet_takes_first_values_later",
+        ),
+    ),
+    PlantedBug(
         "a commit before the last shard has staged the clock",
         (
             Edit(

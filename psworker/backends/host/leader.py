@@ -36,6 +36,7 @@ from psworker.steps.job_tensors import JobTensors
 from psworker.tensors.value_store import CheckedChunk, ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.retries import told_to_users
+from psworker.transport.waiting_log import WaitingLog
 
 
 class HostStore(ValueStore):
@@ -235,8 +236,8 @@ class HostLeader:
             config, config.connect_timeout_s, process_id=self.token
         )
         if status is not None and session.worker == status.worker:
-            await session.wait_start(None, timeout_s=config.step_timeout_s)
-        while not session.membership.view_count:
+            await session.wait_step(WaitingLog(), timeout_s=config.step_timeout_s)
+        while not session.core.view_count:
             await session.membership.wait_change()
         return session
 

@@ -8,19 +8,23 @@ from pswire.membership import Departure, FenceKind, Member, Mode, Record, Worker
 from pswire.outcome import Outcome
 from psworker.errors import EvictedError, StalenessError
 from psworker.member.core import (
+    Begin,
     Evicted,
+    Join,
     MemberCore,
     Missed,
     Pull,
+    Seed,
     Settled,
     outcome_of_closed,
     outcome_of_done,
     was_done,
 )
-from psworker.transport.values import PushReply
+from psworker.transport.values import PushReply, SeedOrder
 
 ME = WorkerKey("w1", 1)
 OTHER = WorkerKey("w0", 1)
+ORDER = SeedOrder(101, ())
 
 
 def member(worker: WorkerKey, base_clock: int, base_sequence: int = 0) -> Member:
@@ -60,26 +64,104 @@ def joined(base_clock: int = 7) -> MemberCore:
             member(ME, base_clock),
         )
     )
-    core.join()
     return core
+
+
+def seeder() -> MemberCore:
+    """A worker that has asked for a place and is ordered to seed."""
+    core = MemberCore(ME)
+    core.want_place()
+    core.joined(Join(1))
+    core.order = ORDER
+    return core
+
+
+def begin_of(core: MemberCore) -> Begin:
+    begin = core.next_to_join()
+    assert isinstance(begin, Begin)
+    return begin
 
 
 def test_a_joiner_pulls_the_values_of_the_clock_before_its_first_push() -> None:
     core = MemberCore(ME)
     core.take_record(record(1, member(ME, 7)))
 
-    assert core.join() == Pull(1, 7)
+    assert begin_of(core) == Begin(record(1, member(ME, 7)), member(ME, 7), Pull(1, 7))
     assert core.next_push().clock == 8
 
 
-@pytest.mark.parametrize(("fence_number", "pull"), [(101, None), (100, Pull(1, 7))])
-def test_a_joiner_whose_values_the_job_starts_with_pulls_nothing(
-    fence_number: int, pull: Pull | None
-) -> None:
+def test_a_joiner_asks_once_and_again_when_the_coordinator_was_started_anew() -> None:
     core = MemberCore(ME)
-    core.take_record(record(1, member(ME, 7)))
+    assert core.next_to_join() is None, "the script has not asked"
 
-    assert core.join(fence_number) == pull
+    core.want_place()
+    question = core.next_to_join()
+    core.view_count += 1  # the first view
+    assert core.next_to_join() == question == Join(1)
+    core.joined(Join(1))
+    assert core.next_to_join() is None
+
+    core.view_count += 1
+    assert core.next_to_join() == Join(2)
+    core.joined(Join(2))
+    assert core.next_to_join() is None
+
+
+def test_a_seeder_whose_coordinator_was_started_anew_asks_before_it_seeds_on() -> None:
+    core = seeder()
+    assert core.next_to_join() == Seed(ORDER)
+
+    core.view_count = 2
+    assert core.next_to_join() == Join(2)
+    core.joined(Join(2))
+    assert core.next_to_join() == Seed(ORDER), "until it has another, or none"
+
+
+def test_an_order_to_seed_stands_until_it_is_carried_out() -> None:
+    core = seeder()
+    assert core.next_to_join() == core.next_to_join() == Seed(ORDER)
+
+    core.seeded(ORDER)
+    assert core.next_to_join() is None
+
+    core.order = SeedOrder(102, ())
+    assert core.next_to_join() == Seed(SeedOrder(102, ()))
+
+
+def test_an_order_to_seed_is_over_when_another_worker_seeds_or_has() -> None:
+    core = seeder()
+    assert not core.is_over(ORDER)
+    core.order = None
+    assert core.is_over(ORDER)
+    assert core.next_to_join() is None
+
+    core.take_record(record(1, member(ME, 7)))
+    assert not core.is_over(ORDER)
+    core.take_record(record(2, member(ME, 7)))
+    assert core.is_over(ORDER)
+
+
+@pytest.mark.parametrize(("generation", "pull"), [(1, None), (2, Pull(2, 7))])
+def test_a_joiner_whose_values_the_job_starts_with_pulls_nothing(
+    generation: int, pull: Pull | None
+) -> None:
+    core = seeder()
+    core.seeded(ORDER)
+
+    core.take_record(record(generation, member(ME, 7)))
+
+    assert begin_of(core).pull == pull
+
+
+def test_a_script_that_asks_again_brings_values_that_were_not_seeded() -> None:
+    core = seeder()
+    core.seeded(ORDER)
+    core.want_place()
+    core.joined(Join(1))
+    assert core.next_to_join() == Seed(ORDER)
+
+    core.take_record(record(1, member(ME, 7)))
+    assert begin_of(core).pull == Pull(1, 7)
 
 
 def test_pushes_are_numbered_and_each_is_of_the_clock_of_the_newest_record() -> None:

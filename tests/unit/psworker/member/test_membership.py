@@ -5,6 +5,7 @@ import pytest
 
 from pswire.membership import Departure, FenceKind, Member, Record, WorkerKey
 from psworker.errors import EvictedError, JobEndedError, JobFailedError
+from psworker.member.core import Seed
 from psworker.member.membership import Membership
 from psworker.transport.values import (
     JobEnd,
@@ -92,7 +93,7 @@ async def test_an_order_to_seed_brings_the_shard_map() -> None:
 
     membership.take(SeedOrder(3, SHARDS))
 
-    assert membership.seed_order == SeedOrder(3, SHARDS)
+    assert membership.core.next_to_join() == Seed(SeedOrder(3, SHARDS))
     assert membership.shards == SHARDS
 
 
@@ -101,9 +102,9 @@ async def test_who_does_not_seed_hears_where_the_shards_are() -> None:
 
     membership.take(ShardMap(SHARDS))
 
-    assert membership.seed_order is None
+    assert membership.core.next_to_join() is None
     assert membership.shards == SHARDS
-    assert membership.view_count == 0
+    assert membership.core.view_count == 0
 
 
 async def test_a_member_that_was_lost_is_told_to_the_others_once(
