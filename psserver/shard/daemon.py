@@ -60,7 +60,7 @@ log = logging.getLogger("psserver.shard")
 
 
 async def run_shard(config: ShardConfig) -> None:
-    """Serves one shard until told to stop, or until the job has failed.
+    """Serves one shard until it is stopped, or until the job has failed.
 
     Raises:
         ConfigurationError: The address can't be bound.
@@ -116,7 +116,7 @@ async def _serve(
         config: Settings.
         address: Where workers reach this shard.
         late: Where the data plane goes once the shard knows its place.
-        health: Told when the shard serves.
+        health: Says whether the shard serves.
     """
     async with aio_channel(str(config.coordinator), ChannelKind.CONTROL) as channel:
         client = CoordinatorClient(channel, str(config.coordinator))

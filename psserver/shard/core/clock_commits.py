@@ -1,4 +1,4 @@
-"""Two-phase steps of BSP: who was told `staged`, who is chosen, what is committed.
+"""Two-phase steps of BSP: who has heard `staged`, who is chosen, what is committed.
 
 A clock is committed by its contributors, once every shard holds all of it; see
 `docs/decisions/0006-two-phase-steps.md`. When the job clips, `staged` comes with the
@@ -31,7 +31,7 @@ class ClockCommits:
         chosen: On shard 0 with backup workers, the newest choice.
         measure: When the job clips, the norm of the clock.
         standing: When the job clips and has backup workers, the newest choice that a
-            driver or a record has told, to be measured.
+            driver or a record has named, to be measured.
     """
 
     def __init__(self, state: ShardState) -> None:
@@ -49,7 +49,7 @@ class ClockCommits:
     def settle(
         self, clock: int, contributors: tuple[Member, ...], entries: Contributions
     ) -> ClockChoice | None:
-        """Finds what a clock consists of, or tells `staged` to whom it concerns.
+        """Finds what a clock consists of, or sends `staged` to whom it concerns.
 
         Args:
             clock: The next clock.
@@ -72,20 +72,20 @@ class ClockCommits:
         if contributors and not members and not is_clipped:
             # All have ended, and of those that have every shard holds all: there is
             # nobody to drive the commit, and nothing left that could differ. When the
-            # job clips the scale could: a record tells it, by the sums of all shards.
+            # job clips the scale could: a record has it, by the sums of all shards.
             self._state.committed = ClockChoice(clock, tuple(complete))
             return self._state.committed
         if self._state.rules.has_backups:
             if contributors and not members:
                 self.stand(ClockChoice(clock, tuple(complete)))
             self._choose(clock, contributors, entries)
-            self._tell_own(clock, contributors, entries)
+            self._send_own(clock, contributors, entries)
         elif len(complete) == len(contributors):
             choice = ClockChoice(clock, tuple(complete))
-            told = self.measure.of(choice, entries) if is_clipped else choice
-            if told is not None and members:
+            named = self.measure.of(choice, entries) if is_clipped else choice
+            if named is not None and members:
                 for worker in complete:
-                    self._tell(worker, contributors, told)
+                    self._send_staged(worker, contributors, named)
         return None
 
     def measured(
@@ -103,7 +103,7 @@ class ClockCommits:
         if self._standing(choice.clock) is None:
             self.standing = choice._replace(gradient_scale=0.0)
 
-    def tell_again(self, worker: WorkerKey) -> None:
+    def send_again(self, worker: WorkerKey) -> None:
         """The worker's call is a new one: it may not have heard."""
         self._state.of(worker).staged = None
 
@@ -158,12 +158,12 @@ class ClockCommits:
         known = self.standing
         return known if known is not None and known.clock == clock else None
 
-    def _tell_own(
+    def _send_own(
         self, clock: int, contributors: tuple[Member, ...], entries: Contributions
     ) -> None:
-        """With backup workers: tells each that its push is complete.
+        """With backup workers: each hears that its push is complete.
 
-        When the job clips, those that were chosen are told in its place what the clock
+        When the job clips, those that were chosen hear in its place what the clock
         measures, once that is known.
         """
         standing = self._standing(clock)
@@ -176,11 +176,11 @@ class ClockCommits:
                 continue
             is_chosen = standing is not None and worker in standing.workers
             if is_chosen and standing is not None:
-                self._tell(worker, contributors, standing)
+                self._send_staged(worker, contributors, standing)
             else:
-                self._tell(worker, contributors, ClockChoice(clock, ()))
+                self._send_staged(worker, contributors, ClockChoice(clock, ()))
 
-    def _tell(
+    def _send_staged(
         self,
         worker: WorkerKey,
         contributors: tuple[Member, ...],

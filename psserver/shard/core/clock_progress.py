@@ -37,7 +37,7 @@ class ClockProgress:
         self._clocks = state.clocks
         self._forced_skips: set[int] = set()
         # Of clocks in which some step and some publish, whether the publishes count: of
-        # those that a record told, and of the applied one.
+        # those that a record named, and of the applied one.
         self._mixed: dict[int, bool] = {}
         self._newest_pushes: tuple[int, tuple[Member, ...], tuple[PushId, ...]] = (
             0,
@@ -164,7 +164,7 @@ class ClockProgress:
             return self._advance_all(number, contributors, entries)
         lacking = [m for m in contributors if m.worker not in trailers_of(entries)]
         if self._state.rules.is_first:
-            self._tell_idle(number, lacking, entries)
+            self._ask_idle(number, lacking, entries)
         choice = self.commits.settle(number, contributors, entries)
         if choice is None or not self._state.fence.admits_clock(number):
             return False
@@ -187,7 +187,7 @@ class ClockProgress:
         trailers = trailers_of(entries)
         lacking = [m for m in contributors if m.worker not in trailers]
         if lacking:
-            self._tell_idle(number, lacking, entries)
+            self._ask_idle(number, lacking, entries)
             return False
         # A skip loads the optimizer state that its trailers bring, so that it too must
         # be of the same contributors on every shard.
@@ -269,7 +269,7 @@ class ClockProgress:
             return known
         return kind_of_mixed(self._clocks.contributors(clock), entries)
 
-    def _tell_idle(
+    def _ask_idle(
         self,
         clock: int,
         lacking: list[Member],

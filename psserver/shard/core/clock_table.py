@@ -152,7 +152,7 @@ class ClockTable:
     def is_settled(self) -> bool:
         """Whether everything of the mode before is applied here.
 
-        The clock alone does not tell: two modes may begin after the same one.
+        The clock alone does not say: two modes may begin after the same one.
         """
         return self.record is None or (
             not self._is_draining and self.applied_clock >= self.record.mode_clock

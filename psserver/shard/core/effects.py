@@ -1,7 +1,7 @@
 """What a shard's core asks its owner to do.
 
 The owner takes effects in order and carries them out. Only `ApplyChunk`, `MeasureClock`
-and `CopyImage` take long; the owner tells the core when they are done.
+and `CopyImage` take long; the owner reports to the core when they are done.
 """
 
 from collections.abc import Set as AbstractSet
@@ -159,7 +159,7 @@ class Staged:
     """With two-phase steps: everything of a clock is here.
 
     Attributes:
-        push: The push whose call is to be told.
+        push: The push whose call hears it.
         choice: The clock with its contributors; without any when only this push is
             meant, as with backup workers.
     """

@@ -91,7 +91,7 @@ class MembersOnShard:
     def __init__(self) -> None:
         self._all: dict[WorkerKey, MemberOnShard] = {}
         self._lost_ms: Mapping[WorkerKey, int] = {}
-        self._lost_told_ms: int | None = None
+        self._lost_at_ms: int | None = None
 
     def of(self, worker: WorkerKey) -> MemberOnShard:
         """What is kept for a worker, made when it is new."""
@@ -166,15 +166,15 @@ class MembersOnShard:
 
     def note_lost(self, lost_ms: Mapping[WorkerKey, int], now_ms: int) -> None:
         """The coordinator has no sign of life of these, and one of all others."""
-        self._lost_ms, self._lost_told_ms = dict(lost_ms), now_ms
+        self._lost_ms, self._lost_at_ms = dict(lost_ms), now_ms
 
     def lost_ms(self, worker: WorkerKey, now_ms: int) -> int:
         """Time without a sign of life, 0 while there is one; see `Awaited`."""
-        told_ms = self._lost_told_ms
-        if told_ms is None or now_ms - told_ms > WAITING_INTERVAL_MS:
+        said_ms = self._lost_at_ms
+        if said_ms is None or now_ms - said_ms > WAITING_INTERVAL_MS:
             return NOT_KNOWN
         lost_ms = self._lost_ms.get(worker, 0)
-        return lost_ms + now_ms - told_ms if lost_ms > 0 else lost_ms
+        return lost_ms + now_ms - said_ms if lost_ms > 0 else lost_ms
 
     def is_idle(self, push: PushId) -> bool:
         """Whether its worker said that it has no data for this push."""

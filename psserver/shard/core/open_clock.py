@@ -1,6 +1,6 @@
 """One clock while it is open: who has sent what, and what can be applied.
 
-Who contributes is told by the clock table, from records; never by counting messages
+Who contributes is said by the clock table, from records; never by counting messages
 and never by what a request says. Chunks are released only when the verdicts of all
 contributors are in (*finite first*).
 """

@@ -60,7 +60,7 @@ class StagedChunk:
     """A chunk of a push, received and not applied.
 
     Attributes:
-        digest: Of the bytes, to tell a resend from a conflict.
+        digest: Of the bytes, which set a resend apart from a conflict.
         presence: For each slice of the chunk, whether the payload holds it.
         payload: The bytes; the core hands them on unread.
     """
@@ -81,8 +81,8 @@ class Reply:
         frontier: Smallest clock over the members.
         clock: The worker's clock after it; when dropped, the newest clock.
         staleness: Updates applied between the values its gradient came from and it.
-        mode: Mode under which the values are given.
-        staleness_bound: Bound under which the values are given, in clocks.
+        mode: Mode under which the values are sent.
+        staleness_bound: Bound under which the values are sent, in clocks.
         closed_sequence: The worker's pushes up to it are done or closed.
         nonfinite_worker_ids: For whose gradient it was skipped.
         grad_norm: Norm of what was applied before it was clipped; None if it was not

@@ -112,7 +112,7 @@ class PushProgress:
         self._updates = UpdateQueue()
         self._open: dict[PushId, OpenPush] = {}
         self._blocked: dict[PushId, DonePush] = {}
-        self._told: dict[PushId, ClockChoice] = {}
+        self._staged: dict[PushId, ClockChoice] = {}
         self.staleness = StalenessCounter(state.on_shard)
 
     @property
@@ -133,7 +133,7 @@ class PushProgress:
         self._blocked[push] = done
 
     def note_values(self, worker: WorkerKey) -> None:
-        """A worker is given the values as they are now."""
+        """A worker is sent the values as they are now."""
         if self._clocks.member_of(worker) is not None:
             self.staleness.note_values(worker)
 
@@ -170,7 +170,7 @@ class PushProgress:
     def sequence_of(self, member: Member, clock: int) -> int:
         """The push that a commit means by a clock.
 
-        A mode that began since `staged` was told may have numbered clocks anew, and
+        A mode that began since `staged` was sent may have numbered clocks anew, and
         another shard has perhaps committed already: the number of then still counts.
         """
         numbered = self._state.of(member.worker).numbered
@@ -187,20 +187,20 @@ class PushProgress:
         push = PushId(worker, sequence)
         entry = self._state.entry_of(push)
         if entry is None or not entry.is_complete:
-            self._told.pop(push, None)
+            self._staged.pop(push, None)
             return False
         self._state.of(worker).committed_sequence = sequence
         return True
 
-    def tell_again(self, push: PushId) -> None:
+    def send_again(self, push: PushId) -> None:
         """The push's call is a new one: it may not have heard."""
-        self._told.pop(push, None)
+        self._staged.pop(push, None)
 
     def discard(self, push: PushId) -> None:
         """A record says that a push does not count."""
         self._open.pop(push, None)
         self._blocked.pop(push, None)
-        self._told.pop(push, None)
+        self._staged.pop(push, None)
         self._updates.discard(push)
 
     def advance(self) -> bool:
@@ -220,7 +220,7 @@ class PushProgress:
 
         Up to the clock after which a mode without clocks begins, they must be as in
         BSP: whoever has not pushed that clock yet may have to pull before it does.
-        Never while the coordinator is silent, since the job may have gone elsewhere.
+        Never while the coordinator is silent, since the job may go on elsewhere.
         """
         if self._state.fence.is_orphaned:
             return False
@@ -402,15 +402,15 @@ class PushProgress:
         if self._clocks.member_of(push.worker) is None:
             return True  # its worker has ended, and every shard holds all of it
         choice = ClockChoice(self._clock_of(push), (push.worker,))
-        if self._told.get(push) != choice:
-            self._told[push] = choice
+        if self._staged.get(push) != choice:
+            self._staged[push] = choice
             known.numbered[choice.clock] = push.sequence
             self._state.effects.append(Staged(push=push, choice=choice))
         return False
 
     def _finish(self, push: PushId, done: DonePush) -> None:
         self._open.pop(push, None)
-        self._told.pop(push, None)
+        self._staged.pop(push, None)
         self._state.of(push.worker).numbered.clear()
         self._state.end(push, done.outcome, done.nonfinite)
         self._blocked[push] = done
@@ -424,7 +424,7 @@ class PushProgress:
         for push, done in list(self._blocked.items()):
             ended = self._clocks.departure_of(push.worker)
             if ended is not None:
-                # It counts, and yet no value may be given: nobody keeps to the bound
+                # It counts, and yet no value may be sent: nobody keeps to the bound
                 # for one that has ended.
                 del self._blocked[push]
                 refusal = closed_refusal(ended)

@@ -1,7 +1,7 @@
 """The protocol of one shard: pushes in, chunks to apply and answers out.
 
 Pure; see the package. Values are the owner's: the core says when a chunk may be
-applied and with which contributions, and is told when that has happened, so that a
+applied and with which contributions, and hears when that has happened, so that a
 chunk's state in its push changes together with its values.
 
 Invariant: a push is part of a clock of BSP or applied by itself, as records say, and
@@ -113,7 +113,7 @@ class ShardCore:
         entry = known.window.open(push.sequence)
         known.note_push(push.sequence, now_ms)
         if entry is not None and entry.outcome is None:
-            self._progress.tell_again(push)
+            self._progress.send_again(push)
         return entry
 
     def add_trailer(self, push: PushId, entry: PushEntry, trailer: Trailer) -> None:
@@ -210,7 +210,7 @@ class ShardCore:
 
         Returns:
             Whether it is committed; False when its contributors have changed, which
-            are then told again.
+            then hear `staged` again.
 
         Raises:
             Refusal: `WORKER_INCARNATION_STALE`, `RECOVERING`, or `MALFORMED_MESSAGE`
@@ -249,18 +249,18 @@ class ShardCore:
     # Values
 
     def admits_pull(self, worker: WorkerKey, clock: int) -> bool:
-        """Whether values may be given to a member at a clock now."""
+        """Whether values may be sent to a member at a clock now."""
         return self._progress.pushes.admits_pull(clock)
 
     def pull_reply(
         self, worker: WorkerKey, clock: int, *, is_part: bool = False
     ) -> Reply:
-        """The answer to a pull: the worker is given the values as they are now.
+        """The answer to a pull: the worker is sent the values as they are now.
 
         Args:
             worker: Who pulls.
             clock: Clock that they have reached.
-            is_part: Whether it is given a few, of which an answer has told it before:
+            is_part: Whether it is sent a few, which an earlier answer has named:
                 staleness goes on counting from that.
         """
         if not is_part:
@@ -268,7 +268,7 @@ class ShardCore:
         return self.state.answer(clock, Outcome.APPLIED)
 
     def admits_values(self, push: PushId) -> bool:
-        """Whether values may be given before a push in SSP or ASP is done.
+        """Whether values may be sent before a push in SSP or ASP is done.
 
         If so they are: staleness counts from the first of them.
         """
@@ -304,10 +304,10 @@ class ShardCore:
             self.on_shard.of(worker).heard_ms = now_ms
 
     def note_lost(self, lost_ms: Mapping[WorkerKey, int], now_ms: int) -> None:
-        """The coordinator tells of which members it has no sign of life.
+        """The coordinator says of which members it has no sign of life.
 
         Args:
-            lost_ms: Time since the last one, `NOT_KNOWN` if it can't tell. All others
+            lost_ms: Time since the last one, `NOT_KNOWN` if it can't say. All others
                 are alive.
             now_ms: Monotonic time.
         """

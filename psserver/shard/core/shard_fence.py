@@ -131,7 +131,7 @@ class ShardFence:
     def close(self, fence_number: int) -> OpenFence | None:
         """Ends the open fence if it has this number or an older one.
 
-        A record that is newer than the open fence tells that the fence is over,
+        A record that is newer than the open fence says that the fence is over,
         even when its abort was lost with a connection.
         """
         self._last_number = max(self._last_number, fence_number)

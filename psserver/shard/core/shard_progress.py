@@ -1,6 +1,6 @@
 """Both ways of applying pushes on one shard, and what ends one for the other.
 
-Which one a push belongs to is told by the clock table, from records.
+Which one a push belongs to is said by the clock table, from records.
 """
 
 from collections.abc import Collection
@@ -80,7 +80,7 @@ class ShardProgress:
     def check_answerable(self, push: PushId, member: Member) -> None:
         """Refuses a push that is done and whose worker has ended, in SSP and ASP.
 
-        It counts; no value may be given, since nobody keeps to the bound for one that
+        It counts; no value may be sent, since nobody keeps to the bound for one that
         has ended.
 
         Raises:
@@ -107,7 +107,7 @@ class ShardProgress:
         """Whether a push that is done may be answered now; else it will be.
 
         The answer may have been lost, and a mode begun since that demands newer
-        values than those it was given with.
+        values than those it was sent with.
         """
         if self.pushes.is_blocked(push):
             return False
@@ -129,11 +129,11 @@ class ShardProgress:
             return False
         return self.clocks.commits.commit(choice, self._table.contributors(clock))
 
-    def tell_again(self, push: PushId) -> None:
+    def send_again(self, push: PushId) -> None:
         """The push's call is a new one: it may not have heard `staged`."""
         if self._state.rules.has_two_phase_clocks:
-            self.pushes.tell_again(push)
-            self.clocks.commits.tell_again(push.worker)
+            self.pushes.send_again(push)
+            self.clocks.commits.send_again(push.worker)
             self.pump()
 
     def install(self, record: Record) -> None:
@@ -284,7 +284,7 @@ def report_of(
         fence_number=fence.fence_number,
         holdings=tuple(_holding(state, m, fence) for m in clocks.members),
         # A joiner must not contribute to a clock that was begun without it, even when
-        # whoever had begun it is gone and so are the trailers.
+        # whoever had begun it has ended and so have the trailers.
         trailer_clock_max=max([touched, *begun]),
         touched_clock_max=touched,
         applied_clock=applied,

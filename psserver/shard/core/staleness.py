@@ -1,7 +1,7 @@
 """How old the values are that gradients come from.
 
 The staleness of a push is the count of updates that were applied on this shard between
-the values its worker was last given and the push itself.
+the values its worker was last sent and the push itself.
 Source: Zhang, Gupta, Lian and Liu, "Staleness-aware Async-SGD for Distributed Deep
 Learning", IJCAI 2016.
 """
@@ -32,7 +32,7 @@ class StalenessCounter:
         self._update_count += 1
 
     def note_first_values(self, worker: WorkerKey) -> None:
-        """A worker is given the first of its values, with its own push in them.
+        """A worker is sent the first of its values, with its own push in them.
 
         They are as old as the first of them, whatever is applied until it has all.
         """
@@ -41,7 +41,7 @@ class StalenessCounter:
             known.first_update = self._update_count + 1
 
     def note_values(self, worker: WorkerKey) -> None:
-        """A worker is given the values as they are now, or the last of them."""
+        """A worker is sent the values as they are now, or the last of them."""
         known = self._on_shard.of(worker)
         first, known.first_update = known.first_update, None
         known.seen_update = self._update_count if first is None else first
@@ -49,7 +49,7 @@ class StalenessCounter:
     def of_next(self, worker: WorkerKey) -> int:
         """Staleness that a push of a worker has if it is applied now.
 
-        A worker that this shard has given nothing since modes have changed has the
+        A worker that this shard has sent nothing since modes have changed has the
         values of the last clock of BSP, which all updates since are newer than.
         """
         return self._update_count - self._on_shard.of(worker).seen_update

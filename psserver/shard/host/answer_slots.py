@@ -1,8 +1,8 @@
 """How many answers with values are under way at a time.
 
-An answer that nobody reads keeps up to 8 MiB in gRPC until its reader hangs up, which
-may be never. So a reader has few of them, and one more waits, holding nothing, until
-one of those is read.
+An answer that nobody reads keeps up to 8 MiB in gRPC until its reader ends the call,
+which may be never. So a reader has few of them, and one more waits, holding nothing,
+until one of those is read.
 """
 
 from collections import Counter

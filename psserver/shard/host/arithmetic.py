@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Something to do, and who is told of its end."""
+    """Something to do, and what is called at its end."""
 
     do: Callable[[], Any]
     byte_count: int
@@ -79,8 +79,8 @@ class Arithmetic:
         Args:
             work: Touches nothing that belongs to the loop.
             byte_count: How much it is.
-            then: Given the result.
-            failed: Given the error of a thread; one in the loop is raised.
+            then: Called with the result.
+            failed: Called with the error of a thread; one in the loop is raised.
         """
         if byte_count <= INLINE_BYTES_MAX:
             then(work())
@@ -93,7 +93,7 @@ class Arithmetic:
             return work()
         future: asyncio.Future[Result] = self._loop.create_future()
 
-        def give(result: Result) -> None:
+        def succeed(result: Result) -> None:
             if not future.cancelled():
                 future.set_result(result)
 
@@ -101,7 +101,7 @@ class Arithmetic:
             if not future.cancelled():
                 future.set_exception(error)
 
-        self._work.put(_Work(work, byte_count, give, fail))
+        self._work.put(_Work(work, byte_count, succeed, fail))
         return await future
 
     def _serve(self) -> None:

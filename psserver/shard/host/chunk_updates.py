@@ -29,7 +29,7 @@ class ChunkUpdates:
 
     The update of a clock of BSP is the same for all of its pushes: one message goes to
     the calls of all. In SSP and ASP the values are for whoever pushed, when they may be
-    given already; if not, they come with the answer to the push, newer by then.
+    sent already; if not, they go with the answer to the push, newer by then.
 
     Args:
         arithmetic: Where the work is done.
@@ -54,21 +54,21 @@ class ChunkUpdates:
         failed: Failed,
         history: ShardHistory,
     ) -> None:
-        """Applies a chunk, tells the core and hands out the new values.
+        """Applies a chunk, reports to the core and hands on the new values.
 
         Args:
             model: What the shard holds.
             effect: The order.
-            failed: Given the chunk's index and the error of a thread.
-            history: Told whose bytes the values have now.
+            failed: Called with the chunk's index and the error of a thread.
+            history: Writes down whose bytes the values have now.
         """
-        told = history.pushes_of(model.core, effect)
+        pushes = history.pushes_of(model.core, effect)
         push = self._push_of(model, effect)
         work = self._work(model, effect, push)
 
         def applied(done: tuple[AppliedChunk, Outgoing | None]) -> None:
             update, values = done
-            history.applied(effect, told, update.torn_worker_ids)
+            history.applied(effect, pushes, update.torn_worker_ids)
             if failpoints.armed:
                 failpoints.hit("shard.chunk_applied")
             model.core.chunk_applied(effect.chunk_index, update.torn_worker_ids)
@@ -102,7 +102,7 @@ class ChunkUpdates:
         sessions = (self._members.session_of(push) for push in pushes if push)
         return [each for each in sessions if each is not None and each.wants_values]
 
-    def _gives_values(self, model: ShardModel, push: PushId) -> bool:
+    def _sends_values(self, model: ShardModel, push: PushId) -> bool:
         session = self._members.session_of(push)
         is_wanted = session is not None and session.wants_values
         return is_wanted and model.core.admits_values(push)
@@ -112,7 +112,7 @@ class ChunkUpdates:
     ) -> Callable[[], tuple[AppliedChunk, Outgoing | None]]:
         chunk_index = effect.chunk_index
         is_clock = effect.pusher is None
-        is_given = push is not None and self._gives_values(model, push)
+        is_sent = push is not None and self._sends_values(model, push)
         pushes = model.core.pushes_of(effect.clock) if is_clock else (push,)
         wanting = self._wanting(pushes)
         sent = None if effect.pusher is None else self._members.sent_to(effect.pusher)
@@ -139,7 +139,7 @@ class ChunkUpdates:
             presence = (
                 applied.presence if is_clock else model.engine.updatable(chunk_index)
             )
-            if not (any(presence) if is_clock else is_given):
+            if not (any(presence) if is_clock else is_sent):
                 return applied, None
             engine, messages = model.engine, None
             if engine.sends_changes:
@@ -231,21 +231,21 @@ class ClockNorms:
         self._pump = pump
 
     def begin(self, model: ShardModel, effect: MeasureClock, failed: Failed) -> None:
-        """Measures all chunks of a clock and tells the core.
+        """Measures all chunks of a clock and reports to the core.
 
         Args:
             model: What the shard holds.
             effect: The order.
-            failed: Given a chunk's index and the error of a thread.
+            failed: Called with a chunk's index and the error of a thread.
         """
         sums: dict[int, float] = {}
 
         def note(chunk_index: int, part: float) -> None:
             sums[chunk_index] = part
             if len(sums) == len(effect.chunks):
-                tell()
+                report()
 
-        def tell() -> None:
+        def report() -> None:
             model.core.clock_measured(effect.choice, sum_of_parts(sums.values()))
             self._pump()
 
@@ -264,6 +264,6 @@ class ClockNorms:
             )
 
         if not effect.chunks:
-            tell()
+            report()
         for each in effect.chunks:
             begin(*each)

@@ -44,7 +44,7 @@ class CutImages:
             engine: Whose values. No chunk may be applied meanwhile.
             cut: What the image is of.
             arithmetic: Where the copy is made.
-            done: Told how it went.
+            done: Called with how it went.
         """
         snapshot_id = cut.snapshot_id
 

@@ -115,7 +115,7 @@ class ShardHistory:
             )
 
     def pulled(self, worker: WorkerKey, reply: Reply) -> None:
-        """A member is given all values."""
+        """A member is sent all values."""
         if self._file is not None:
             self._file.write(
                 "reply", op="pull", worker=list(worker), **_reply_values(reply)

@@ -57,7 +57,7 @@ class PushSession:
         self.is_shared = is_shared
         self.opened_ms = opened_ms
         self._chunks: deque[Outgoing] = deque()
-        self._given: set[int] = set()
+        self._sent: set[int] = set()
         self._queued_bytes = 0
         self._late_count = 0  # of chunks whose messages are made when they are wanted
         self._under_way: Outgoing | None = None
@@ -68,9 +68,9 @@ class PushSession:
 
     def put(self, chunk: Outgoing) -> None:
         """Queues a chunk that the call has not had yet."""
-        if not self.wants_values or chunk.chunk_index in self._given:
+        if not self.wants_values or chunk.chunk_index in self._sent:
             return
-        self._given.add(chunk.chunk_index)
+        self._sent.add(chunk.chunk_index)
         if self.is_shared and chunk.reference is not None:
             chunk = replace(chunk, messages=(chunk.reference,))
         elif chunk.reference is not None:
@@ -89,12 +89,12 @@ class PushSession:
         room = QUEUED_BYTES_MAX - self._queued_bytes
         return not self._late_count and room >= CHUNK_BYTES_MAX
 
-    def give_anew(self) -> None:
+    def send_anew(self) -> None:
         """Lets chunks that the call has had go again: they may be too old by now."""
-        self._given.clear()
+        self._sent.clear()
 
-    def tell_staged(self, choice: ClockChoice) -> None:
-        """Everything of the clock is there; replaces what was not told yet."""
+    def put_staged(self, choice: ClockChoice) -> None:
+        """Everything of the clock is there; replaces what was not sent yet."""
         self._staged = choice
         self._wake.set()
 
@@ -120,7 +120,7 @@ class PushSession:
     async def next(self, timeout_s: float) -> Outgoing | ClockChoice | Reply | None:
         """What to send next; None when nothing came in time.
 
-        What was given before has been sent by then.
+        What was returned before has been sent by then.
 
         Raises:
             Refusal: The call is over.

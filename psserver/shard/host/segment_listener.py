@@ -2,8 +2,8 @@
 
 Callbacks of the event loop; a connection takes three packets and is closed. One of
 another user is closed as it is accepted, before anything is kept for it. Nobody gets
-further than the first packet who does not know a token, which the shard tells members
-only.
+further than the first packet who does not know a token, which the shard sends to
+members only.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class SegmentListener:
         """Listens from now on.
 
         Args:
-            segments: Takes what comes, and is told the socket's name.
+            segments: Takes what comes, and has the socket's name.
             values: Memory of the shard's values.
 
         Raises:
@@ -107,11 +107,11 @@ class SegmentListener:
                 self._refusals.warning("no worker can hand segments over: %s", error)
                 self._pause()
                 self._resuming = self._loop.call_later(_PAUSE_S, self._resume)
-            return  # gone before it was taken
+            return  # closed before it was taken
         try:
             check_peer(peer)
         except SegmentError as error:
-            with peer, suppress(OSError):  # it may be gone
+            with peer, suppress(OSError):  # it may be closed
                 peer.setblocking(False)
                 send_refusal(peer, str(error))
             self._refusals.warning("segments of shared memory are refused: %s", error)
@@ -130,7 +130,7 @@ class SegmentListener:
             self._resume()
 
     def _take(self, offer: Offer) -> tuple[WorkerKey, Answer]:
-        """Maps what a worker offers; which one it is, and what it is given.
+        """Maps what a worker offers; which one it is, and what it is sent.
 
         Raises:
             SegmentError: Why not.

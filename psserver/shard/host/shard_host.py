@@ -147,7 +147,7 @@ class ShardHost:
         """What the shard holds.
 
         Raises:
-            Refusal: `RECOVERING` before the coordinator has told it, `SHARD_LOST`
+            Refusal: `RECOVERING` before the coordinator has sent it, `SHARD_LOST`
                 after the job's end.
         """
         self.check_open()
@@ -182,13 +182,13 @@ class ShardHost:
         return self.model.core.waiting_reason
 
     @property
-    def waiting_reason_told(self) -> str:
+    def reason_for_workers(self) -> str:
         """What calls wait for, with what the coordinator waits for: for workers.
 
         The coordinator gets `waiting_reason`: its own words would come back to it.
         """
         if self.silent_since_ms is not None:
-            return self.waiting_reason  # what it has told before may be over
+            return self.waiting_reason  # what it has said before may be over
         return "; ".join(filter(None, (self._coordinator_wait, self.waiting_reason)))
 
     # From the coordinator
@@ -234,7 +234,7 @@ class ShardHost:
     def install_record(self, record: Record) -> None:
         """Goes on under a record."""
         model = self._model
-        assert model is not None, "the coordinator tells the schema first"
+        assert model is not None, "the coordinator sends the schema first"
         known = model.core.clocks.record
         model.core.install_record(record)
         newest = model.core.clocks.record
@@ -278,7 +278,7 @@ class ShardHost:
     def note_lost(
         self, lost_ms: Mapping[WorkerKey, int], *, coordinator_wait: str = ""
     ) -> None:
-        """The coordinator tells of which members it has no sign of life.
+        """The coordinator says of which members it has no sign of life.
 
         Args:
             lost_ms: Time since the last one of each.
@@ -411,7 +411,7 @@ class ShardHost:
     # Inside
 
     def _call(self, act: Callable[[ShardCore], None]) -> None:
-        assert self._model is not None, "the coordinator tells the schema first"
+        assert self._model is not None, "the coordinator sends the schema first"
         act(self._model.core)
         self.pump()
 
@@ -419,7 +419,7 @@ class ShardHost:
         """Another mode begins: answers go with values that are as new as it demands."""
         for member in self.members:
             for session in member.sessions.values():
-                session.give_anew()
+                session.send_anew()
 
     def _carry_out(self, model: ShardModel, effect: ShardEffect) -> None:
         match effect:
@@ -440,7 +440,7 @@ class ShardHost:
                     session.fail(effect.refusal)
             case Staged():
                 if session := self.members.session_of(effect.push):
-                    session.tell_staged(effect.choice)
+                    session.put_staged(effect.choice)
             case ContributionAwaited():
                 self.members.of(effect.worker).answer_idle(effect)
             case FenceReport():

@@ -1,4 +1,4 @@
-"""What a shard holds once the coordinator has told what the job trains."""
+"""What a shard holds once the coordinator has sent what the job trains."""
 
 from dataclasses import dataclass
 

@@ -23,7 +23,7 @@ log = logging.getLogger("psserver.shard")
 
 @dataclass(slots=True)
 class _Expected:
-    """A worker that was told a token."""
+    """A worker that was sent a token."""
 
     worker: WorkerKey
     until_s: float
@@ -62,7 +62,7 @@ class SharedSegments:
         self._expected[token] = _Expected(worker, now_s + HANDSHAKE_TIMEOUT_S)
 
     def claim(self, token: bytes) -> tuple[WorkerKey, GradientLayout] | None:
-        """Whom a token was told to, and the layout of its gradient. Good for once."""
+        """Whom a token was sent to, and the layout of its gradient. Good for once."""
         found = self._expected.pop(token, None)
         if found is None or found.until_s < time.monotonic() or self._layout is None:
             return None

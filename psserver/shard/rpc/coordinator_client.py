@@ -138,7 +138,7 @@ class CoordinatorClient:
             silence.heard()
 
     async def _send_progress(self, host: ShardHost, silence: Silence) -> None:
-        """Tells where the shard stands, every second; a lost one does not matter."""
+        """Reports where the shard stands, every second; a lost one does not matter."""
         report = ProgressReport(host)
         while True:
             await asyncio.sleep(PROGRESS_INTERVAL_S)

@@ -61,7 +61,7 @@ class Silence:
         self._heard_ms = now_ms()
 
     def opened(self) -> None:
-        """The watch is there, and what it has told first is taken in."""
+        """The watch is there, and what it has sent first is taken in."""
         self._is_open = True
         self.heard()
         self.close()

@@ -44,7 +44,7 @@ from pswire.v1 import parameter_service_pb2 as messages
 SERVICE = "pswire.v1.ParameterService"
 
 SLOT_TIMEOUT_S = 30.0
-"""Time for a reader's earlier answers to be read, after which it is told so."""
+"""Time for a reader's earlier answers to be read, after which it is refused."""
 
 
 class ParameterService:

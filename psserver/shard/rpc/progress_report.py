@@ -16,7 +16,7 @@ log = logging.getLogger("psserver.shard")
 
 
 class ProgressReport:
-    """What a shard tells every second.
+    """What a shard reports every second.
 
     Args:
         host: The shard.
@@ -29,7 +29,7 @@ class ProgressReport:
         self._said_ms = (0, 0)
 
     def message(self) -> messages.ReportProgressRequest:
-        """Where the shard stands now. The coordinator has told it its model."""
+        """Where the shard stands now. The coordinator has sent it its model."""
         host, model = self._host, self._host.model
         core = model.core
         waiting = self._waiting()

@@ -56,7 +56,7 @@ what was sent."""
 
 REFUSED_REST_TIMEOUT_S = 1.0
 """Time for the rest of a refused push to come in. A client that still writes when its
-call ends is told INTERNAL by its own gRPC in place of the reason (grpc/grpc#36066): it
+call ends gets INTERNAL from its own gRPC in place of the reason (grpc/grpc#36066): it
 would ask what the shard has, send nothing again, and never hear that it was refused."""
 
 
@@ -271,8 +271,8 @@ class PushCall:
     def _check_may_be_completed(self) -> None:
         """Refuses a call whose sender has said all, but for the trailer.
 
-        Asked when a call has been quiet: of a sender that hangs up reading ends too,
-        just before gRPC ends the call, and it is sent nothing.
+        Asked when a call has been quiet: of a sender that ends its call reading ends
+        too, just before gRPC ends the call, and it is sent nothing.
         """
         if self.is_ahead and self._reader is not None and self._reader.done():
             raise Refusal(
@@ -280,7 +280,7 @@ class PushCall:
             )
 
     async def close(self) -> None:
-        """Ends reading; what was staged stays, and what came ahead is gone."""
+        """Ends reading; what was staged stays, and what came ahead is dropped."""
         member = self._host.members.of(self.push.worker)
         member.end_call(self.push.sequence, self.session)
         if self._reader is not None:

@@ -52,7 +52,7 @@ class PushMessage:
 class PushFields:
     """The fields of a `PushPullRequest` or `PushRequest`, as bytes.
 
-    They are read one by one: the header tells first whether the caller may push at all,
+    They are read one by one: the header says first whether the caller may push at all,
     and what else it has sent is looked at only then. Of a field that occurs twice the
     last counts, but for chunks in shared memory.
     """
@@ -197,7 +197,7 @@ def worker_choice(choice: membership_pb2.ClockChoice) -> ClockChoice:
 
 
 def check_held(host: ShardHost, digest_count: int) -> None:
-    """Checks that a caller tells of what it has for all chunks, or for none.
+    """Checks that a caller names what it has for all chunks, or for none.
 
     Raises:
         Refusal: `MALFORMED_MESSAGE`.
@@ -342,7 +342,7 @@ def check_frame(frame: ChunkFrame) -> None:
 def reply_message(
     host: ShardHost, reply: Reply, worker: WorkerKey | None = None
 ) -> push_pb2.PushReply:
-    """Writes a reply; one to a worker's push tells it what it is to be told once."""
+    """Writes a reply; one to a worker's push says what it has to hear once."""
     difference = None
     if worker is not None:
         member = host.members.of(worker)
@@ -399,7 +399,7 @@ def waiting_message(
     return push_pb2.Waiting(
         clock=core.clocks.frontier + 1 if number is None else number,
         waited_ms=waited_ms,
-        reason=host.waiting_reason if to_coordinator else host.waiting_reason_told,
+        reason=host.waiting_reason if to_coordinator else host.reason_for_workers,
         awaited=[
             push_pb2.Awaited(
                 name=each.name,

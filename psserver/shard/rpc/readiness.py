@@ -58,7 +58,7 @@ async def declaration_known(host: ShardHost, optimizer: str, digest: str) -> Non
 
 
 async def model_known(host: ShardHost) -> None:
-    """Holds a call until the coordinator has told what the job trains."""
+    """Holds a call until the coordinator has sent what the job trains."""
     await host.changes.wait_until(
         lambda: host.has_model or bool(host.end_reason), WAITING_INTERVAL_MS / 1000
     )

@@ -107,7 +107,7 @@ async def await_contribution(
 async def open_segments(
     host: ShardHost, request: messages.OpenSegmentsRequest
 ) -> messages.OpenSegmentsResponse:
-    """Tells a member where to hand segments over, or why it shall not.
+    """Says where a member hands segments over, or why it shall not.
 
     Raises:
         Refusal: `WORKER_INCARNATION_STALE` for one that is no member; see

@@ -107,7 +107,7 @@ class ShardBuffers:
         Args:
             chunk: Where they are.
             values: Elements of the chunk, 1-D, written to.
-            contributions: Those with values, as `part` gives them.
+            contributions: Those with values, as `part` returns them.
             average: For a push that is taken by itself; None for a clock.
 
         Returns:

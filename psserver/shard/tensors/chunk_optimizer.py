@@ -243,7 +243,7 @@ class ChunkOptimizer:
         return group
 
     def _is_applied_sparse(self, values: tuple[float, ...]) -> bool:
-        """Whether torch is given the sparse gradient of a slice as such.
+        """Whether torch gets the sparse gradient of a slice as such.
 
         Momentum moves every element that ever had a gradient, so that torch's sparse
         buffer of it grows to the size of a dense one; zeros give the same numbers. With

@@ -1,6 +1,6 @@
 """What is done about the delay of a push in SSP and ASP.
 
-The values have gone on between the moment a worker was given them and the moment its
+The values have gone on between the moment a worker was sent them and the moment its
 gradient is applied. Two remedies, each opt-in:
 
 - The learning rate of the push is divided by its staleness. Source: Zhang, Gupta,
@@ -64,7 +64,7 @@ def compensated(
     Args:
         gradient: Computed at `pulled`, 1-D; only read.
         now: Values that it will be applied to, of the gradient's type.
-        pulled: Values that the worker was given; of 16 bits where `now` are masters.
+        pulled: Values that the worker was sent; of 16 bits where `now` are masters.
         strength: Of the compensation.
     """
     drift = now - pulled.to(now.dtype)

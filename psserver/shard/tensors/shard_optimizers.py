@@ -27,7 +27,7 @@ class MasterValues:
         """Holds nothing yet.
 
         Args:
-            vectors: The values that are given out.
+            vectors: The values that workers read.
             is_seeded: Whether they are other than zeros.
         """
         self._vectors = vectors
@@ -73,7 +73,7 @@ class MasterValues:
             master[start:stop].copy_(values[start:stop])
 
     def publish(self, chunk: Chunk, presence: Sequence[bool]) -> None:
-        """Gives out what an update has made of the present slices."""
+        """Publishes what an update has made of the present slices."""
         master = self._masters.get(chunk.index)
         if master is None:
             return
@@ -83,7 +83,7 @@ class MasterValues:
 
 
 ValuesOf = Callable[[Chunk, Collection[int]], torch.Tensor]
-"""Given a chunk and the entries that are updated: the elements to update."""
+"""Of a chunk and the entries that are updated: the elements to update."""
 
 
 class ShardOptimizers:

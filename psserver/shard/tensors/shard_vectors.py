@@ -166,7 +166,7 @@ class ShardVectors:
         return self._vectors[chunk.element_type][chunk.vector_start : stop]
 
     def updating(self, chunk_index: int) -> AbstractContextManager[None]:
-        """Tells readers of shared memory that a chunk changes meanwhile."""
+        """Readers of shared memory see that a chunk changes meanwhile."""
         return self.shared.updating(chunk_index) if self.shared else nullcontext()
 
     def reference(

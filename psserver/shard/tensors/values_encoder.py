@@ -56,7 +56,7 @@ class ValuesEncoder:
 
     @property
     def sends_changes(self) -> bool:
-        """Whether a message depends on what its receiver was given before."""
+        """Whether a message depends on what its receiver was sent before."""
         return self._encoding is not None and self._encoding.sends_changes
 
     def encode(
@@ -132,7 +132,7 @@ class ValuesEncoder:
     def note_exact(
         self, chunk: Chunk, values: torch.Tensor, reader: SentValues, sequence: int = 0
     ) -> None:
-        """A worker is given all values of a chunk as they are."""
+        """A worker is sent all values of a chunk as they are."""
         if not (self.sends_changes and self._is_encoded(chunk)):
             return
         own = picked(chunk, values, self._parameters(chunk))

@@ -55,7 +55,7 @@ async def test_a_chunk_goes_again_once_another_mode_demands_newer_values() -> No
     early, newer = Outgoing(3, None, (b"three",)), Outgoing(3, None)
     call.put(early)
 
-    call.give_anew()
+    call.send_anew()
     call.put(newer)
     call.put(Outgoing(3, None))
     call.finish(REPLY)
@@ -65,8 +65,8 @@ async def test_a_chunk_goes_again_once_another_mode_demands_newer_values() -> No
 
 async def test_staged_is_told_once_and_the_newest_only() -> None:
     call = session()
-    call.tell_staged(ClockChoice(1, ()))
-    call.tell_staged(CHOICE)
+    call.put_staged(ClockChoice(1, ()))
+    call.put_staged(CHOICE)
 
     assert await drained(call) == [CHOICE]
 
