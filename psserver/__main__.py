@@ -170,7 +170,6 @@ def _run(role: str, daemon: Coroutine[Any, Any, None], *, verbose: bool) -> None
 
 
 def main() -> None:
-    """Entry point of the command."""
     app(prog_name="psserver")
 
 

@@ -261,7 +261,7 @@ def _check(option: str, allowed: NumberRange, value: float) -> None:
 
 
 def usable_thread_count() -> int:
-    """Threads that apply updates in a shard that is not told how many."""
+    """Threads that apply updates in a shard, if nobody says how many."""
     return min(4, os.cpu_count() or 1)
 
 

@@ -25,11 +25,6 @@ async def run_local(
 ) -> None:
     """Runs all daemons of a job until told to stop, or until one of them ends.
 
-    Args:
-        config: Settings of the coordinator.
-        job_arguments: The same of the job, as options for its command line.
-        verbose: Whether all log more.
-
     Raises:
         ConfigurationError: A setting is wrong.
         JobFailedError: A daemon ended by itself.
@@ -138,8 +133,8 @@ def _prepare_child() -> None:
 async def _stop(children: list[asyncio.subprocess.Process]) -> None:
     """Tells all of them to end, and waits until they have.
 
-    The coordinator is told first: one that drains takes no shard that goes for lost.
-    Shards are told at once, so that their streams end before it has to break them.
+    The coordinator first: one that drains takes no shard that ends for lost. Shards
+    in the same moment, so that their streams end before it has to break them.
     """
     for child in children:
         with contextlib.suppress(ProcessLookupError):

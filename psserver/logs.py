@@ -28,12 +28,6 @@ class RefusalLog:
     def __init__(
         self, log: logging.Logger, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begins a period.
-
-        Args:
-            log: Takes the lines.
-            clock: Tells the time in seconds.
-        """
         self._log = log
         self._clock = clock
         self._began_s = clock()
@@ -100,7 +94,7 @@ def _is_worth_telling(record: logging.LogRecord) -> bool:
     """Leaves out the traceback that gRPC writes for each call whose client is gone.
 
     It comes when an answer can't be sent any more, which is what a dead worker is
-    like; that it is gone is told elsewhere, by name. So does a call that ends in the
+    like; that it is gone is logged elsewhere, by name. So does a call that ends in the
     moment in which the server does.
     """
     kind = record.exc_info[0] if record.exc_info else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 NOT_KNOWN: Final = -1
-"""Of a time that nobody can tell."""
+"""Of a time that nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Awaited:
         step_ms: How long it has been in the step after them: time since its last push
             was done, or began to arrive. `NOT_KNOWN` before its first push.
         lost_ms: Time without a sign of life at the coordinator, 0 while there is one,
-            `NOT_KNOWN` where the coordinator has not told.
+            `NOT_KNOWN` where the coordinator has not said.
     """
 
     name: str

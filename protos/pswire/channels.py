@@ -86,12 +86,7 @@ it, so that none may look through a set."""
 
 
 def aio_channel(address: str, kind: ChannelKind) -> grpc.aio.Channel:
-    """Makes a channel for the running event loop.
-
-    Args:
-        address: `HOST:PORT`.
-        kind: What it is for.
-    """
+    """Makes a channel for the running event loop."""
     channel = grpc.aio.insecure_channel(address, options=channel_options(kind))
     _channels.setdefault(os.getpid(), WeakSet()).add(channel)
     return channel
@@ -113,10 +108,5 @@ def has_inherited_channels() -> bool:
 
 
 def blocking_channel(address: str, kind: ChannelKind) -> grpc.Channel:
-    """Makes a channel whose calls block.
-
-    Args:
-        address: `HOST:PORT`.
-        kind: What it is for.
-    """
+    """Makes a channel whose calls block."""
     return grpc.insecure_channel(address, options=channel_options(kind))

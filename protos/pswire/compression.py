@@ -56,7 +56,6 @@ class Compression:
 
     @property
     def push_encoding(self) -> Encoding | None:
-        """How gradients go."""
         return None if self.push is None else ENCODINGS[self.push]
 
     @property

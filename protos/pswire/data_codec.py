@@ -22,7 +22,6 @@ class ReportFields(TypedDict):
 
 
 def range_messages(ranges: Iterable[DataRange]) -> list[push_pb2.DataRange]:
-    """Writes data ranges."""
     return [
         push_pb2.DataRange(
             loader=each.loader, epoch=each.epoch, start=each.start, stop=each.stop
@@ -85,7 +84,6 @@ def read_report(
 
 
 def epoch_message(report: EpochReport) -> coordinator_service_pb2.EpochAccount:
-    """Writes what became of an epoch."""
     return coordinator_service_pb2.EpochAccount(
         loader=report.loader,
         epoch=report.epoch,
@@ -102,7 +100,6 @@ def epoch_message(report: EpochReport) -> coordinator_service_pb2.EpochAccount:
 
 
 def read_epoch(message: coordinator_service_pb2.EpochAccount) -> EpochReport:
-    """Reads what became of an epoch."""
     return EpochReport(
         loader=message.loader,
         epoch=message.epoch,
@@ -119,7 +116,6 @@ def read_epoch(message: coordinator_service_pb2.EpochAccount) -> EpochReport:
 
 
 def split_message(split: RecordedSplit) -> coordinator_service_pb2.SplitRecord:
-    """Writes a split."""
     return coordinator_service_pb2.SplitRecord(
         name=split.name,
         recipe=split.recipe,
@@ -137,7 +133,6 @@ def split_messages(
 
 
 def read_split(message: coordinator_service_pb2.SplitRecord) -> RecordedSplit:
-    """Reads a split."""
     return RecordedSplit(
         name=message.name,
         recipe=message.recipe,

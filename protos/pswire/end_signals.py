@@ -16,8 +16,6 @@ microseconds apart; who presses Ctrl-C again has seen first that nothing happene
 
 
 class Heard(Enum):
-    """What a signal is."""
-
     FIRST = "first"
     SAME = "same"
     AGAIN = "again"
@@ -27,11 +25,6 @@ class EndWish:
     """What a process has heard of the wish that it ends."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing was heard yet.
-
-        Args:
-            clock: Tells the time in seconds.
-        """
         self._clock = clock
         self._first_s: float | None = None
 

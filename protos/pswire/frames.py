@@ -7,7 +7,7 @@ those of the generated code for the same fields; tests hold both against each ot
 
 Pure. Everything that reads takes hostile bytes: it raises `Refusal` with
 `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED` and nothing else, skips what it does not know,
-as protobuf demands, and never allocates by a length that it was told.
+as protobuf demands, and never allocates by a length that it was sent.
 Source: https://protobuf.dev/programming-guides/encoding
 """
 
@@ -215,12 +215,6 @@ def encode_parts(
     """Builds messages that each hold a part of a chunk's raw elements, in order.
 
     All parts but the last are of `VALUES_PART_BYTES`, a multiple of every element.
-
-    Args:
-        outer_field: As for `encode_chunk`.
-        index: As for `encode_chunk`.
-        presence: As for `encode_chunk`.
-        data: As for `encode_chunk`.
     """
     payload = _byte_view(data)
     for part in range(part_count(len(payload))):

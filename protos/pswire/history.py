@@ -1,12 +1,12 @@
-"""What a process did and was told, one JSON object a line, for an offline check.
+"""What a process did and received, one JSON object a line, for an offline check.
 
 Every process of a job can keep one (`--history`, `PS_HISTORY`), and `psctl
 check-history` finds out from all of them together whether the job's promises were
 kept. `docs/history.md` describes the lines.
 
-A line is written before what it tells has any effect outside of the process: an
+A line is written before what it says has any effect outside of the process: an
 answer leaves after its line. Lines go straight to the operating system, so what a
-process has told survives its SIGKILL (a machine that loses power may lose some).
+process has written survives its SIGKILL (a machine that loses power may lose some).
 """
 
 import json

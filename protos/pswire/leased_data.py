@@ -67,7 +67,6 @@ class DataRange(NamedTuple):
 
     @property
     def position_count(self) -> int:
-        """Positions in it."""
         return self.stop - self.start
 
 

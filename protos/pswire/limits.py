@@ -73,7 +73,7 @@ GRADIENT_NORM_MAX: Final = 1e18
 float32, so a norm accumulated in float32 can't mistake a large one for infinite."""
 
 SCHEDULER_COUNT_MAX: Final = 256
-"""Most schedulers of one optimizer. Shards tell late workers where each is."""
+"""Most schedulers of one optimizer. Shards send late workers where each is."""
 
 SPLIT_COUNT_MAX: Final = 256
 """Most splits of data that a job records. A status lists them all."""

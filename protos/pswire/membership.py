@@ -297,7 +297,6 @@ class Record:
 
     @property
     def is_start(self) -> bool:
-        """Whether it is the job's first."""
         return self.kind is FenceKind.START
 
     @property

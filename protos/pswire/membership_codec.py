@@ -41,14 +41,12 @@ def known(kind: type[Kind], value: int | str) -> Kind:
 
 
 def identity_message(worker: WorkerKey) -> messages.WorkerIdentity:
-    """Writes an identity."""
     return messages.WorkerIdentity(
         worker_id=worker.worker_id, incarnation=worker.incarnation
     )
 
 
 def settings_message(settings: JobSettings) -> messages.JobSettings:
-    """Writes a job's settings."""
     return messages.JobSettings(
         job_id=settings.job_id,
         shard_count=settings.shard_count,
@@ -68,7 +66,6 @@ def settings_message(settings: JobSettings) -> messages.JobSettings:
 
 
 def read_settings(message: messages.JobSettings) -> JobSettings:
-    """Reads a job's settings."""
     return JobSettings(
         job_id=message.job_id,
         shard_count=message.shard_count,
@@ -86,7 +83,6 @@ def read_settings(message: messages.JobSettings) -> JobSettings:
 
 
 def record_message(record: Record) -> messages.Record:
-    """Writes a record."""
     return messages.Record(
         fence_number=record.fence_number,
         generation=record.generation,
@@ -112,7 +108,6 @@ def record_message(record: Record) -> messages.Record:
 
 
 def read_record(message: messages.Record) -> Record:
-    """Reads a record."""
     return Record(
         fence_number=message.fence_number,
         generation=message.generation,
@@ -138,7 +133,6 @@ def read_record(message: messages.Record) -> Record:
 
 
 def choice_message(choice: ClockChoice) -> messages.ClockChoice:
-    """Writes a clock with its contributors."""
     return messages.ClockChoice(
         clock=choice.clock,
         workers=[identity_message(each) for each in choice.workers],
@@ -148,7 +142,6 @@ def choice_message(choice: ClockChoice) -> messages.ClockChoice:
 
 
 def read_choice(message: messages.ClockChoice) -> ClockChoice:
-    """Reads a clock with its contributors."""
     return ClockChoice(
         message.clock,
         tuple(map(read_identity, message.workers)),
@@ -158,12 +151,10 @@ def read_choice(message: messages.ClockChoice) -> ClockChoice:
 
 
 def mixed_messages(clocks: Iterable[MixedClock]) -> list[messages.MixedClock]:
-    """Writes clocks of two kinds of pushes."""
     return [messages.MixedClock(clock=c, publishes=kind) for c, kind in clocks]
 
 
 def read_mixed(clocks: Iterable[messages.MixedClock]) -> tuple[MixedClock, ...]:
-    """Reads clocks of two kinds of pushes."""
     return tuple(MixedClock(each.clock, each.publishes) for each in clocks)
 
 

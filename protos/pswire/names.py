@@ -70,9 +70,6 @@ def check_name(what: str, name: str) -> None:
 def check_worker_id(worker_id: str) -> None:
     """Checks the id that a client wants for its worker.
 
-    Args:
-        worker_id: The id.
-
     Raises:
         Refusal: As `check_name`.
     """

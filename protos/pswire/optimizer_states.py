@@ -1,6 +1,6 @@
 """Optimizer state of a chunk as safetensors: named tensors and nothing that runs.
 
-State is told for spans of slices: neighbours with one history share one tensor, so
+State is kept for spans of slices: neighbours with one history share one tensor, so
 that thousands of small parameters are a few tensors. Imports torch.
 """
 

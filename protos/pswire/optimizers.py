@@ -178,13 +178,7 @@ are not 0."""
 
 
 def slot_count(class_name: str, names: Sequence[str], values: Sequence[float]) -> int:
-    """Values that a supported optimizer keeps of each element of a group.
-
-    Args:
-        class_name: Its class.
-        names: Names of its hyperparameters.
-        values: The group's, in the order of the names.
-    """
+    """Values that a supported optimizer keeps of each element of a group."""
     optional = sum(
         name in OPTIONAL_SLOTS and value != 0
         for name, value in zip(names, values, strict=True)
@@ -283,13 +277,7 @@ def _read(
 def unflatten_group(
     class_name: str, names: Sequence[str], values: Sequence[float]
 ) -> dict[str, Any]:
-    """Turns wire values back into entries of a parameter group.
-
-    Args:
-        class_name: One of `SUPPORTED`.
-        names: Names in the order of `values`.
-        values: Checked by `check_values`.
-    """
+    """Turns wire values back into entries of a parameter group."""
     switches = {
         each.name for each in SUPPORTED[class_name].hyperparameters if each.is_bool
     }

@@ -32,15 +32,7 @@ def number_option(
     help: str,
     **others: Any,  # noqa: ANN401, as typer takes them
 ) -> Any:  # noqa: ANN401, as typer returns it
-    """An option that takes a number.
-
-    Args:
-        names: As it is given, where that does not follow from the argument's name.
-        allowed: Its numbers.
-        metavar: What stands for the number in the help.
-        help: Its help.
-        others: More for `typer.Option`.
-    """
+    """An option that takes a number."""
 
     def parse(given: str | float) -> float:
         try:
@@ -92,13 +84,7 @@ def choice_option(
     help: str,
     **others: Any,  # noqa: ANN401, as typer takes them
 ) -> Any:  # noqa: ANN401, as typer returns it
-    """An option that takes one of some words.
-
-    Args:
-        choices: The words.
-        help: Its help.
-        others: More for `typer.Option`.
-    """
+    """An option that takes one of some words."""
     return typer.Option(
         parser=lambda text: chosen(choices, text),
         metavar="|".join(choices),

@@ -35,7 +35,6 @@ class Slice:
 
     @property
     def element_count(self) -> int:
-        """Elements in it; 0 only for a tensor that has none."""
         return self.stop - self.start
 
 
@@ -59,12 +58,10 @@ class Chunk:
 
     @property
     def element_count(self) -> int:
-        """Elements of all slices."""
         return sum(piece.element_count for piece in self.slices)
 
     @property
     def byte_count(self) -> int:
-        """Bytes of all slices."""
         return self.element_count * self.element_type.byte_count
 
 

@@ -196,14 +196,6 @@ class Refusal(Exception):
     def __init__(
         self, reason: ErrorReason, message: str, *, cure: str = "", **facts: object
     ) -> None:
-        """Says why.
-
-        Args:
-            reason: Why, for programs.
-            message: What happened and why.
-            cure: What to do next, where that of the reason does not fit the cause.
-            facts: Values behind the message.
-        """
         super().__init__(message)
         self.reason = reason
         self.message = message

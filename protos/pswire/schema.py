@@ -38,7 +38,6 @@ class ElementType(IntEnum):
 
     @property
     def byte_count(self) -> int:
-        """Bytes of one element."""
         return _BYTE_COUNTS[self]
 
     @property
@@ -106,7 +105,6 @@ class SchemaEntry:
 
     @property
     def byte_count(self) -> int:
-        """Bytes of all elements."""
         return self.element_count * self.element_type.byte_count
 
     @property

@@ -162,7 +162,6 @@ def _listed(items: dict[int, ElementType] | dict[int, EntryKind]) -> str:
 
 
 def optimizer_to_message(spec: OptimizerSpec) -> schema_pb2.OptimizerSpec:
-    """Converts an optimizer to its message."""
     return schema_pb2.OptimizerSpec(
         name=spec.name,
         class_name=spec.class_name,

@@ -66,8 +66,6 @@ class ShardApply:
         self._threads = ThreadPoolExecutor(usable_thread_count())
 
     def apply(self, gradient: torch.Tensor) -> None:
-        """Updates every chunk."""
-
         def update(chunk: Chunk) -> None:
             contribution = Contribution(
                 worker_id="w0",

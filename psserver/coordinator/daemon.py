@@ -33,7 +33,6 @@ log = logging.getLogger("psserver.coordinator")
 
 
 def coordinator_handler(host: CoordinatorHost) -> grpc.GenericRpcHandler:
-    """All methods of the service."""
     return grpc.method_handlers_generic_handler(
         SERVICE,
         {

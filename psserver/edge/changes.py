@@ -14,7 +14,6 @@ class Changes:
         self._waiters: set[asyncio.Future[None]] = set()
 
     def notify(self) -> None:
-        """The state may have changed."""
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():

@@ -32,7 +32,7 @@ class CoordinatorSettings(JobSettings):
     job_seed: int = 0
 
     def __post_init__(self) -> None:
-        """Holds whoever makes them to what can't work otherwise."""
+        """Checks what can't work otherwise."""
         needs_clock = (
             self.worker_loss_policy is LossPolicy.WAIT or self.backup_worker_count > 0
         )

@@ -67,10 +67,6 @@ _thread: Final = ThreadPoolExecutor(1, thread_name_prefix="large messages")
 def decode(kind: type[Received], data: bytes | memoryview) -> Received:
     """Parses a message.
 
-    Args:
-        kind: Its type.
-        data: Its bytes.
-
     Raises:
         Refusal: `MALFORMED_MESSAGE`, or `LIMIT_EXCEEDED` with nothing parsed.
     """

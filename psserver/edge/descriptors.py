@@ -30,7 +30,6 @@ class DescriptorLog:
     """What to say about descriptors, and not too often."""
 
     def __init__(self) -> None:
-        """Nothing was said."""
         self._level = logging.NOTSET
         self._said_at = 0.0
 

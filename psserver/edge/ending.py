@@ -32,7 +32,6 @@ _CODE_OF_REASON = {
 
 
 def run_daemon(daemon: Coroutine[Any, Any, None]) -> ExitCode:
-    """Runs a daemon to its end."""
     try:
         failpoints.arm()
     except FailpointError as error:

@@ -1,7 +1,7 @@
 """The edge of every handler: what a client may see of what went wrong.
 
 A `Refusal` becomes its status with details. Anything else becomes INTERNAL with a
-text that tells nothing, and the traceback stays in the server's log. A handler that
+text that says nothing, and the traceback stays in the server's log. A handler that
 ends by a cancellation of its own would leave the client hanging until its deadline
 (grpc/grpc#29248), so that becomes a status too. One that ends since its client has hung
 up gets none: gRPC never frees what can't be sent any more (grpc/grpc#43360), half a
@@ -43,14 +43,13 @@ def address_of(context: Context) -> str:
 
 
 def machine_of(context: Context) -> str:
-    """Which machine a call comes from."""
     return address_of(context).rpartition(":")[0]
 
 
 def _is_hung_up(error: BaseException) -> bool:
     """Whether gRPC has cancelled the handler's task, since its client has gone.
 
-    A context does not tell: it is `done` only when a status was sent.
+    A context does not say: it is `done` only when a status was sent.
     """
     task = asyncio.current_task()
     return (
@@ -61,7 +60,6 @@ def _is_hung_up(error: BaseException) -> bool:
 
 
 async def abort(context: Context, refusal: Refusal) -> NoReturn:
-    """Ends a call with a refusal."""
     await context.abort(
         status_code(refusal.reason), details_text(refusal), trailing_metadata(refusal)
     )

@@ -47,7 +47,7 @@ def bind(server: grpc.aio.Server, listen: ListenConfig) -> Address:
 
 
 def _check_free(address: Address) -> None:
-    """Tells in words why an address can't be bound; gRPC's text does not."""
+    """Says in words why an address can't be bound; gRPC's text does not."""
     if address.port == 0:
         return
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -68,7 +68,7 @@ def _check_free(address: Address) -> None:
 
 
 def announce(role: str, address: Address) -> None:
-    """Prints the one line that tells where a daemon listens, and tells systemd."""
+    """Prints the one line that says where a daemon listens, and notifies systemd."""
     print(f"psserver {role} listening on {address}", flush=True)
     notify_systemd("READY=1")
 

@@ -4,7 +4,6 @@ from pswire.membership import Record
 
 
 def record_values(record: Record) -> dict[str, object]:
-    """Fields of the line that a record is."""
     return {
         "generation": record.generation,
         "fence": record.fence_number,

@@ -38,8 +38,6 @@ METADATA_BYTES_MAX: Final = 8_192
 
 
 class ServerKind(Enum):
-    """Whose server it is."""
-
     COORDINATOR = "coordinator"
     SHARD = "shard"
 
@@ -56,13 +54,7 @@ def server_options(
     keepalive: Keepalive | None = None,
     connection_count_max: int = CONNECTION_COUNT_MAX,
 ) -> list[tuple[str, str | int]]:
-    """All settings of a server of this kind.
-
-    Args:
-        kind: Whose server it is.
-        keepalive: How it pings, if not as its kind does.
-        connection_count_max: Connections that it takes at a time.
-    """
+    """All settings of a server of this kind."""
     return [
         *keepalive_options(keepalive or _KEEPALIVES[kind]),
         *ping_allowance_options(),
@@ -91,14 +83,7 @@ def make_server(
     keepalive: Keepalive | None = None,
     connection_count_max: int = CONNECTION_COUNT_MAX,
 ) -> grpc.aio.Server:
-    """Makes a server for the running event loop; it is not bound yet.
-
-    Args:
-        kind: Whose server it is.
-        handlers: Its services.
-        keepalive: How it pings, if not as its kind does.
-        connection_count_max: Connections that it takes at a time.
-    """
+    """Makes a server for the running event loop; it is not bound yet."""
     options = server_options(kind, keepalive, connection_count_max)
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers(tuple(handlers))

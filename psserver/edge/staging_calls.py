@@ -29,16 +29,12 @@ PLACE_TIMEOUT_S: Final = 10.0
 """Longest time that a call waits for a place. Its sender asks again."""
 
 WAITING_COUNT_MAX: Final = 1024
-"""Calls that wait for a place. More of them are told to come again: gRPC takes up to
+"""Calls that wait for a place. More of them are refused, to ask again: gRPC takes up to
 4 MiB of each."""
 
 
 class StagingCall(Generic[Message]):
-    """One call of a sender.
-
-    Args:
-        requests: Its messages.
-    """
+    """One call of a sender."""
 
     def __init__(self, requests: AsyncIterator[Message]) -> None:
         self._requests = requests

@@ -1,6 +1,6 @@
 """How a worker and a shard hand segments to each other, over a Unix socket.
 
-Three packets on a `SOCK_SEQPACKET` socket of an abstract name, which the shard has told
+Three packets on a `SOCK_SEQPACKET` socket of an abstract name, which the shard has sent
 over gRPC: the worker's offer with its token and its gradient segment, the shard's
 answer with its segment of values, or why not, and the worker's word that it can read
 it. What crosses the socket proves what the rest relies on: the kernel says whose
@@ -38,7 +38,7 @@ class Offer:
     """What the worker sends.
 
     Attributes:
-        token: As the shard has told it.
+        token: As the shard has sent it.
         header: Of the gradient segment.
         descriptor: Of the gradient segment. Whoever has it closes it.
     """

@@ -107,10 +107,6 @@ class GradientLayout:
     def run(self, chunk_index: int, length: int) -> slice:
         """Where the elements of a chunk are.
 
-        Args:
-            chunk_index: The chunk.
-            length: Bytes of its present slices.
-
         Raises:
             Refusal: `CHUNK_INVALID` for a chunk of another shard, or more bytes than
                 it has room for.

@@ -77,12 +77,10 @@ class CoordinatorCore:
 
     @property
     def model(self) -> JobModel:
-        """What the job trains."""
         return self.progress.model
 
     @property
     def roster(self) -> Roster:
-        """All workers."""
         return self.progress.roster
 
     @property
@@ -92,7 +90,6 @@ class CoordinatorCore:
 
     @property
     def phase(self) -> JobPhase:
-        """Where the job stands."""
         if self.progress.failure:
             return JobPhase.FAILED
         if self.record is None:
@@ -111,7 +108,6 @@ class CoordinatorCore:
 
     @property
     def fence(self) -> ActiveFence | None:
-        """The fence that is open."""
         return self.progress.fences.open
 
     def restore(
@@ -202,7 +198,6 @@ class CoordinatorCore:
         self.progress.pump(now_ms)
 
     def shard_broken(self, slot: ShardSlot, now_ms: int) -> None:
-        """A shard's stream broke."""
         slot.is_watching = False
         slot.broken_ms = now_ms
         slot.heard_ms = now_ms
@@ -296,7 +291,7 @@ class CoordinatorCore:
             self.have_patience(now_ms)
 
     def evict(self, entry: WorkerEntry, now_ms: int) -> None:
-        """Takes out a member that lives, as soon as enough would be left without it."""
+        """Evicts a member that lives, as soon as enough would be left without it."""
         if entry.state in PRESENT:
             entry.is_condemned = True
             self.progress.pump(now_ms)
@@ -304,7 +299,7 @@ class CoordinatorCore:
     def report_silence(
         self, entry: WorkerEntry, silent_ms: Mapping[int, int], now_ms: int
     ) -> None:
-        """A worker tells for how long each shard that it waits for has been silent.
+        """A worker reports for how long each shard that it waits for has been silent.
 
         Raises:
             Refusal: `MALFORMED_MESSAGE`; no state changed.
@@ -406,14 +401,7 @@ class CoordinatorCore:
         report: DataReport = NOTHING_TO_REPORT,
         now_ms: int,
     ) -> None:
-        """A worker ends its membership after push `sequence`.
-
-        Args:
-            entry: The worker.
-            sequence: Its last push that was acknowledged.
-            report: What became of its data since its last report.
-            now_ms: Monotonic time.
-        """
+        """A worker ends its membership after push `sequence`."""
         before = self.ledger.memento(self.ledger.known(sorted(report.epochs)))
         self.ledger.take_report(entry.worker, report)
 
@@ -439,11 +427,6 @@ class CoordinatorCore:
         """Asks for another mode, by a fence; the newest wish counts.
 
         Backup workers are of no effect outside BSP, and are back when it is.
-
-        Args:
-            mode: The mode.
-            staleness_bound: In SSP, in clocks; without meaning in the other modes.
-            now_ms: Monotonic time.
 
         Raises:
             Refusal: `MALFORMED_MESSAGE`, `NOT_STARTED` or `SHARD_LOST`; no state
@@ -513,7 +496,6 @@ class CoordinatorCore:
     # Time
 
     def tick(self, now_ms: int) -> None:
-        """Does what has become due."""
         self._now_ms = now_ms
         self.progress.end_overdue(now_ms)
         self._look_for_cut_off(now_ms)
@@ -566,7 +548,7 @@ class CoordinatorCore:
         return ", ".join(parts)
 
     def joining_note(self) -> str:
-        """What a worker that asks to join a finished job is told; else empty.
+        """What to say to a worker that asks to join a finished job; else empty.
 
         It may train epochs that nobody has trained yet, so that it is not refused.
         """
@@ -705,7 +687,7 @@ class CoordinatorCore:
     def _keep_model(
         self, model: JobModel, now_ms: int, then: Callable[[], None] = lambda: None
     ) -> None:
-        """Has what the job trains written, then tells the shards."""
+        """Writes what the job trains, then sends it to the shards."""
 
         def follow() -> None:
             self.progress.model = model

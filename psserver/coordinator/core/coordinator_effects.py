@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import Enrolments
+from psserver.coordinator.core.fence import ActiveFence
 from psserver.coordinator.core.shard_map import ShardSlot
 from pswire.job_terms import JobTerms
 from pswire.membership import FenceKind, Record, WorkerKey
@@ -15,7 +16,7 @@ from pswire.recorded_split import RecordedSplit
 class Persist:
     """Make a change durable, all of it or nothing, then say which to the core.
 
-    The core waits for the word: nobody hears of a change before it is on the disk.
+    The core waits for it: a change is sent to nobody before it is on the disk.
     Without any part it only tries whether the disk takes something.
 
     Attributes:
@@ -48,10 +49,19 @@ class Prepare:
     seeder: WorkerKey | None
     evicting: tuple[WorkerKey, ...] = ()
 
+    @classmethod
+    def of(cls, fence: ActiveFence) -> "Prepare":
+        return cls(
+            fence_number=fence.number,
+            kind=fence.kind,
+            seeder=fence.seeder,
+            evicting=fence.evicting,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
-    """Tell a record to every shard and worker."""
+    """Send a record to every shard and worker."""
 
     record: Record
 
@@ -66,7 +76,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSeed:
-    """Tell a worker to write the first values."""
+    """Have a worker write the first values."""
 
     worker: WorkerKey
     fence_number: int
@@ -91,21 +101,21 @@ class DecideCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseImage:
-    """Tell every shard to free an image."""
+    """Have every shard free an image."""
 
     snapshot_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndJob:
-    """Tell everybody that the job can't go on."""
+    """Report to everybody that the job can't go on."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaFixed:
-    """A worker has told what the job trains, or of its optimizers: tell every shard."""
+    """What the job trains is known, or an optimizer has changed: send it to shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,6 @@ class ActiveFence:
         return (*self.change.evictions, *leaving)
 
     def silent_shards(self, shard_count: int) -> list[int]:
-        """Shards that have not reported."""
         return [index for index in range(shard_count) if index not in self.reports]
 
     def brings_in(self, worker: WorkerKey) -> bool:
@@ -105,9 +104,6 @@ class ActiveFence:
 
 class FenceSeries:
     """The fence that is open, and the numbers of all others.
-
-    Args:
-        start_count: Starts of the coordinator before this one.
 
     Attributes:
         open: The fence that is open.
@@ -143,7 +139,6 @@ class FenceSeries:
         return self.open
 
     def end(self) -> ActiveFence:
-        """The open fence is over."""
         ended = self.open
         assert ended is not None
         self.open = None
@@ -170,7 +165,7 @@ def first_record(fence: ActiveFence, settings: JobSettings) -> Record:
 def following_record(fence: ActiveFence, previous: Record) -> Record:
     """What the record of any fence has in common with all others after the start.
 
-    Departures whose last clock is still open somewhere are told again, since the
+    Departures whose last clock is still open somewhere are in it again, since the
     version of such a clock follows from the newest record alone.
     """
     reports = tuple(fence.reports.values())
@@ -214,7 +209,7 @@ def begun_commit(
 
 
 def _commit(fence: ActiveFence, previous: Record) -> ClockChoice | None:
-    """The clock that a record commits, or whose contributors it tells."""
+    """The clock that a record commits, or whose contributors it names."""
     reports = [fence.reports[index] for index in sorted(fence.reports)]
     begun = begun_commit(previous, reports)
     if begun is not None and begun.is_scaled:

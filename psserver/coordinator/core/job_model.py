@@ -1,4 +1,4 @@
-"""What a job trains: the first worker tells, every later one must agree."""
+"""What a job trains: the first worker decides, every later one must agree."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -17,7 +17,7 @@ DECLARATION_COUNT_MAX = 256
 come late; a script that needs more makes one with every few steps."""
 
 DECLARED_ENTRY_COUNT_MAX = 500_000
-"""Parameters in all declarations: with more a shard could not be told of them, whose
+"""Parameters in all declarations: with more no shard could receive them, whose
 watch begins with one message that holds all."""
 
 DIFFERENCE_LINES_MAX = 40
@@ -36,7 +36,6 @@ class JobModel:
 
     @property
     def schema(self) -> ModelSchema | None:
-        """Tensors of the job, once they are known."""
         return self.terms.schema if self.terms is not None else None
 
     @property
@@ -153,7 +152,6 @@ class JobModel:
 
     @property
     def byte_count(self) -> int:
-        """Bytes of all tensors."""
         return self.terms.byte_count if self.terms is not None else 0
 
     def _refuse_other_order(self, schema: ModelSchema) -> None:

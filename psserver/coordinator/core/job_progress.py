@@ -70,7 +70,7 @@ class JobProgress:
         wanted_mode: Mode that somebody has asked for, None when it is there.
         evicted_count: Workers that were evicted since this process began.
         failure: Why the job can't go on, empty while it can.
-        is_resumed: Whether shards have told, since the newest record, that workers
+        is_resumed: Whether shards have reported, since the newest record, that workers
             that joined a finished job have pushed.
         first: Whose values the job has started with, if this process has seen that.
         effects: What the owner is to do, in order.
@@ -128,19 +128,12 @@ class JobProgress:
         undo: Callable[[], None] = lambda: None,
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Hands a change to the disk; `written` or `unwritten` follows at once.
-
-        Args:
-            what: What is changed.
-            now_ms: Monotonic time.
-            undo: Puts the state back if it can't be written.
-            then: What follows when it is written.
-        """
+        """Hands a change to the disk: then follows `then`, or `undo` if that fails."""
         self.writes.begin(undo, then, now_ms)
         self.effects.append(what)
 
     def written(self) -> None:
-        """What was to be kept is on the disk."""
+        """The change of the last `Persist` is on the disk."""
         was_failing = bool(self.writes.failure)
         now_ms = self.writes.written()
         if was_failing and self._is_start_decidable:
@@ -148,7 +141,7 @@ class JobProgress:
         self.pump(now_ms)
 
     def unwritten(self, reason: str) -> None:
-        """What was to be kept is not on the disk, and is undone."""
+        """The change of the last `Persist` is not on the disk, and is undone."""
         self.pump(self.writes.unwritten(reason))
 
     def pump(self, now_ms: int) -> None:
@@ -213,7 +206,6 @@ class JobProgress:
         self.pump(now_ms)
 
     def end_overdue(self, now_ms: int) -> None:
-        """Ends a fence or a cut that has taken too long."""
         fence = self.fences.open
         if (
             fence is not None
@@ -234,7 +226,7 @@ class JobProgress:
             self._fail_stuck_cut(lost)
 
     def withdraw(self, entry: WorkerEntry, now_ms: int) -> None:
-        """Takes out a worker that is no member."""
+        """Ends a worker that is no member."""
         entry.end(WorkerState.LEFT, now_ms)
         entry.broken_ms = None
         self.ledger.retire(entry.worker)
@@ -243,7 +235,7 @@ class JobProgress:
             self.abort(f"{entry.worker} was lost before it was a member", now_ms)
 
     def fail_cut(self, reason: str) -> None:
-        """Gives a cut up, and its images back."""
+        """Gives a cut up, and frees its images."""
         snapshot_id = self.snapshots.fail(reason)
         if snapshot_id is not None:
             self.effects.append(ReleaseImage(snapshot_id=snapshot_id))
@@ -318,14 +310,7 @@ class JobProgress:
         self.snapshots.is_wanted |= self._is_cut_stuck
 
     def _prepare(self, fence: ActiveFence) -> None:
-        self.effects.append(
-            Prepare(
-                fence_number=fence.number,
-                kind=fence.kind,
-                seeder=fence.seeder,
-                evicting=fence.evicting,
-            )
-        )
+        self.effects.append(Prepare.of(fence))
 
     def _have_cut_give_way(self, to_what: str) -> None:
         """A cut that is being made ends, and is wanted again."""
@@ -398,7 +383,6 @@ class JobProgress:
         )
 
     def _epochs_at_stake(self, record: Record) -> list[EpochLedger]:
-        """Epochs that a record may change."""
         ended = [end.member.worker for end in record.departures]
         return [
             each

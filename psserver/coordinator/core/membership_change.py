@@ -125,11 +125,6 @@ def floor_of(record: Record, settings: JobSettings, *, is_resumed: bool) -> int:
 
     A coordinator that is started again with a lower `workers_min` goes on below the
     floor that was written.
-
-    Args:
-        record: The newest record.
-        settings: The job's settings.
-        is_resumed: Whether it is known that the record's job is at work again.
     """
     floor = len(record.members) if is_resumed else record.workers_floor
     return min(floor, settings.workers_min)

@@ -29,7 +29,6 @@ def mode_target(mode: Mode, staleness_bound: int) -> ModeTarget:
 
 
 def target_of(record: Record) -> ModeTarget:
-    """The mode that a record names."""
     return ModeTarget(record.mode, record.mode.rules.bound_of(record.staleness_bound))
 
 

@@ -34,13 +34,13 @@ class CutOff(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """What a worker has last told of a shard.
+    """What a worker has last reported of a shard.
 
     Attributes:
         told_ms: When.
         answered_ms: When the shard had last answered it.
-        done: Pushes of all members that the shard had done when its silence was told
-            for the first time.
+        done: Pushes of all members that the shard had done when its silence was
+            reported for the first time.
     """
 
     told_ms: int
@@ -49,11 +49,11 @@ class _Word:
 
 
 class Reach:
-    """What workers have told of the shards that they wait for.
+    """What workers have reported of the shards that they wait for.
 
     Args:
-        lease_ttl_ms: Silence after which a shard counts as out of reach. What was told
-            is forgotten after the same time: a worker that waits tells it again.
+        lease_ttl_ms: Silence after which a shard counts as out of reach. A
+            report is forgotten after the same time: a worker that waits repeats it.
     """
 
     def __init__(self, lease_ttl_ms: int) -> None:
@@ -70,7 +70,7 @@ class Reach:
         shards: Sequence[ShardSlot],
         now_ms: int,
     ) -> None:
-        """A worker tells for how long each shard that it waits for has been silent."""
+        """A worker has reported since when each shard that it waits for is silent."""
         for index, silence_ms in silent_ms.items():
             known = self._words.get((worker, index))
             is_new = known is None or not self._is_silent(known, now_ms)
@@ -88,7 +88,7 @@ class Reach:
         }
 
     def forget(self, now_ms: int) -> None:
-        """Forgets what was not told again."""
+        """Forgets what was not reported again."""
         self._words = {
             place: word
             for place, word in self._words.items()
@@ -96,7 +96,6 @@ class Reach:
         }
 
     def unreached(self, worker: WorkerKey, now_ms: int) -> list[int]:
-        """Shards that give a worker no answer."""
         return sorted(
             index
             for (other, index), word in self._words.items()

@@ -18,7 +18,7 @@ from pswire.reasons import ErrorReason, Refusal
 ENDED_KEPT_LEASES = 12
 """Leases for which a start that is over is remembered, unless a newer start of the same
 worker comes first. Its process may ask again to leave, whose answer was lost, and is
-told that it has left; later it is told that it is closed, which is as true."""
+answered that it has left; later that it is closed, which is as true."""
 
 
 GONE = (WorkerState.LEFT, WorkerState.EVICTED)
@@ -73,7 +73,7 @@ class WorkerEntry:
             others reach; empty while it can.
         ended_ms: When it left or was evicted.
         brought: What it has joined with.
-        clock: Clocks it has completed as a member, `NOT_KNOWN` before shards tell.
+        clock: Clocks it has completed as a member, `NOT_KNOWN` before shards report.
         stepped_ms: When that became so.
     """
 
@@ -94,12 +94,12 @@ class WorkerEntry:
     stepped_ms: int = 0
 
     def note_clock(self, clock: int, now_ms: int) -> None:
-        """The shards tell its clock; a new one begins its next step."""
+        """The shards report its clock; a new one begins its next step."""
         if clock != self.clock:
             self.clock, self.stepped_ms = clock, now_ms
 
     def step_ms(self, now_ms: int) -> int:
-        """Time in its step, `NOT_KNOWN` before a shard has told its clock."""
+        """Time in its step, `NOT_KNOWN` before a shard has reported its clock."""
         return NOT_KNOWN if self.clock < 0 else now_ms - self.stepped_ms
 
     @property
@@ -123,9 +123,6 @@ class Roster:
 
     Starts that are over are forgotten: see `ENDED_KEPT_LEASES`. The count of starts of
     an id is kept for ever, so that no push of an old one is taken for a new one's.
-
-    Args:
-        incarnations: Last incarnation of each worker id, from durable state.
     """
 
     def __init__(self, incarnations: dict[str, int] | None = None) -> None:
@@ -297,11 +294,6 @@ class Roster:
         """A member of the last record, after the coordinator's restart.
 
         It was lost before, and stays so, if there is a newer start of its id.
-
-        Args:
-            worker: The member.
-            process_id: Its process.
-            absent_from_ms: When it counts as broken if it has not come back.
         """
         newest = self.present(worker.worker_id)
         is_replaced = newest is not None and newest.worker > worker

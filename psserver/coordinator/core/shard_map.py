@@ -52,7 +52,7 @@ class ShardStanding:
     waited_ms: int = 0
 
     def clock_of(self, member: Member) -> int:
-        """Clock of a member here; that of its joining if the shard has not told."""
+        """Clock of a member here; that of its joining if the shard has not said."""
         sequence = self.done.get(member.worker)
         return member.base_clock if sequence is None else member.clock_of(sequence)
 
@@ -73,7 +73,7 @@ class ShardSlot:
         heard_ms: Its last sign of life, None if never.
         is_watching: Whether its stream is open.
         broken_ms: When its stream broke, None while it is open.
-        standing: What it last told of its progress.
+        standing: Its last report of its progress.
         memory: What its process may use.
     """
 
@@ -86,11 +86,6 @@ class ShardSlot:
     broken_ms: int | None = None
     standing: ShardStanding = NOT_TOLD
     memory: MemoryGrant = NO_GRANT
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a process serves it and listens to the coordinator."""
-        return self.is_watching
 
     def state_text(self, now_ms: int) -> str:
         """Its name, whether it lives, and where it stands, for who waits for it."""
@@ -220,7 +215,7 @@ class ShardMap:
         return slot
 
     def clock_of(self, member: Member) -> int:
-        """Clock of a member that every shard has completed, as they last told."""
+        """Clock of a member that every shard has completed, as they last reported."""
         return min(slot.standing.clock_of(member) for slot in self.slots)
 
     def lost(self, now_ms: int, grace_ms: int) -> list[ShardSlot]:
@@ -234,4 +229,4 @@ class ShardMap:
     @property
     def missing(self) -> list[ShardSlot]:
         """Places without a process that listens."""
-        return [slot for slot in self.slots if not slot.is_ready]
+        return [slot for slot in self.slots if not slot.is_watching]

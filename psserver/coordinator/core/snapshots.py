@@ -1,7 +1,7 @@
 """The coordinator's list of snapshots: cuts wanted, being made, ready, released.
 
 Requests for the newest snapshot coalesce into one cut. At most two images exist, and
-a pin lasts its time, then the reader is told that the snapshot is gone.
+a pin lasts its time, then the snapshot is refused as gone.
 """
 
 from collections import deque
@@ -79,9 +79,6 @@ class SnapshotList:
 
     def want(self, *, is_cutting: bool) -> int:
         """A reader wants a cut that begins after this call.
-
-        Args:
-            is_cutting: Whether a fence for a cut is open, which began before.
 
         Returns:
             The value of `finished_cut_count` from which on the newest snapshot is
@@ -172,7 +169,6 @@ class SnapshotList:
         return pin_id
 
     def unpin(self, snapshot_id: int, pin_id: int) -> None:
-        """The reader is done."""
         for entry in self._kept:
             if entry.snapshot_id == snapshot_id:
                 entry.pins.pop(pin_id, None)

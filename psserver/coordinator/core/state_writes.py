@@ -1,6 +1,6 @@
 """Changes of the durable state on their way to the disk, one at a time.
 
-A change is decided, written, and only then told to anybody. One that can't be written
+A change is decided, written, and only then sent to anybody. One that can't be written
 is undone, so that memory is never ahead of the disk.
 """
 
@@ -41,13 +41,7 @@ class StateWrites:
     def begin(
         self, undo: Callable[[], None], then: Callable[[], None], now_ms: int
     ) -> None:
-        """A change is handed to the disk.
-
-        Args:
-            undo: Puts the state back if it can't be written.
-            then: What follows when it is written.
-            now_ms: Monotonic time.
-        """
+        """A change is handed to the disk."""
         assert self._change is None, "one change at a time"
         self._change = _Change(undo, then, now_ms)
 

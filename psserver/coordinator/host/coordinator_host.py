@@ -84,7 +84,7 @@ class CoordinatorHost:
         )
 
     async def run_clock(self) -> None:
-        """Tells the core the time until cancelled."""
+        """Has the core look at the time until cancelled."""
         # With a short lease this end too gives up streams that were silent for less.
         pause_ms = min(PAUSE_MS_MAX, self.core.settings.lease_ttl_ms // 2)
         told_ms = now_ms()
@@ -217,14 +217,7 @@ class CoordinatorHost:
         queue = self._queues[slot.index] = Queue()
         fence = self.core.fence
         if fence is not None and slot.index not in fence.reports:
-            queue.put_nowait(
-                Prepare(
-                    fence_number=fence.number,
-                    kind=fence.kind,
-                    seeder=fence.seeder,
-                    evicting=fence.evicting,
-                )
-            )
+            queue.put_nowait(Prepare.of(fence))
         for snapshot_id in self.core.snapshots.released:
             queue.put_nowait(ReleaseImage(snapshot_id=snapshot_id))
         self._tell_if_failed(queue)
@@ -235,7 +228,6 @@ class CoordinatorHost:
         return queue
 
     def close_shard_watch(self, slot: ShardSlot, queue: Queue) -> None:
-        """A shard's watch has ended."""
         if self._queues.get(slot.index) is queue:
             del self._queues[slot.index]
             log.warning("the connection to shard %d broke", slot.index)
@@ -243,7 +235,6 @@ class CoordinatorHost:
             self.pump()
 
     def take_report(self, slot: ShardSlot, report: FenceReport) -> None:
-        """Takes a shard's answer to a fence."""
         fence = self.core.fence
         if fence is not None and fence.number == report.fence_number:
             self.waits.note_report(slot.index)
@@ -309,7 +300,6 @@ class CoordinatorHost:
         return queue
 
     def close_worker_watch(self, entry: WorkerEntry, queue: Queue) -> None:
-        """A worker's watch has ended."""
         if self._queues.get(entry.worker) is queue:
             del self._queues[entry.worker]
             if entry.state not in GONE:
@@ -375,15 +365,15 @@ class CoordinatorHost:
                 self._send(effect, workers=False)
             case Abort():
                 log.debug("fence %d: %s", effect.fence_number, effect.reason)
-                self.history.told(effect)
+                self.history.sent(effect)
                 self._send(effect, workers=False)
             case Prepare():
-                self.history.told(effect)
+                self.history.sent(effect)
                 if failpoints.armed:
                     failpoints.hit("coordinator.fence_prepared")
                 self._send(effect, workers=False)
             case DecideCut():
-                self.history.told(effect)
+                self.history.sent(effect)
                 if failpoints.armed:
                     failpoints.hit("coordinator.cut_decided")
                 self._send(effect, workers=False)
@@ -437,7 +427,7 @@ class CoordinatorHost:
         for end in record.departures:
             worker = end.member.worker
             if before is not None and before.member_of(worker) is None:
-                continue  # an earlier record has ended it, and is told again
+                continue  # an earlier record has ended it, and is in it again
             if end.evicted:
                 entry = self.core.roster.find(worker)
                 why = f": it {entry.cut_off}" if entry and entry.cut_off else ""

@@ -41,12 +41,6 @@ class DataLeases:
     Only what changes is written: each write is a wait for the disk. What can't be
     written is undone, and refused with `STATE_NOT_WRITTEN`.
 
-    Args:
-        core: The job's state.
-        changes: Waited for by those who have no data.
-        keep: Writes a change that was made, or has it undone and refuses it.
-        splits: Splits of data that were recorded.
-
     Attributes:
         splits: Splits of data that were recorded.
         waiting: Who waits for others at the end of an epoch.
@@ -64,7 +58,7 @@ class DataLeases:
         self._keep = keep
         self.splits = splits
         self.waiting: dict[WorkerKey, DataWait] = {}
-        # Epochs whose end was not told yet.
+        # Epochs whose end was not logged yet.
         self._open = [each for each in core.ledger.epochs() if not each.is_closed]
 
     def open_epoch(

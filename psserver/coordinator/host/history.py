@@ -33,17 +33,16 @@ class CoordinatorHistory:
         )
 
     def close(self) -> None:
-        """Ends the history."""
         if self._file is not None:
             self._file.close()
 
     def persisted(self, record: Record) -> None:
-        """A record is durable, and nobody has heard of it."""
+        """A record is durable, and not yet sent to anybody."""
         if self._file is not None:
             self._file.write("record", **record_values(record))
 
-    def told(self, effect: Prepare | Abort | DecideCut) -> None:
-        """A fence begins, comes to nothing, or is a cut that lies somewhere."""
+    def sent(self, effect: Prepare | Abort | DecideCut) -> None:
+        """A fence begins or is aborted, or a cut is decided."""
         if self._file is None:
             return
         match effect:

@@ -3,7 +3,7 @@
 Six things may wait: changes of the state for the disk of the coordinator; its core for
 processes that are missing or lost; an open fence for a shard that does not answer; a
 change of the mode for pushes of the mode before; a clock for workers that do not push,
-as the shards tell; and workers without data for those that have the rest of an epoch.
+as the shards report; and workers without data for those that have the rest of an epoch.
 """
 
 import logging
@@ -41,12 +41,7 @@ class _Wait:
 
 
 class JobWaits:
-    """For whom a job waits.
-
-    Args:
-        core: The job's state.
-        data_waits: Workers without data, at the end of an epoch.
-    """
+    """For whom a job waits."""
 
     def __init__(
         self,
@@ -112,7 +107,7 @@ class JobWaits:
     def disk_text(self) -> str:
         """What the coordinator waits for that takes no change; empty if it takes any.
 
-        Shards are told too: who waits at one would not learn of it otherwise.
+        It is sent to shards too: who waits at one would not learn of it otherwise.
         """
         unwritten = self._core.writes.failure
         if not unwritten:
@@ -122,7 +117,7 @@ class JobWaits:
     def for_worker(self, now_ms: int) -> tuple[str, int]:
         """Whom the job waits for, and its longest wait in ms; empty when for nobody.
 
-        A worker has a wait of its own, and tells both times apart.
+        A worker has a wait of its own, and keeps both times apart.
         """
         told = list(self._told(now_ms))
         waited_ms = max((now_ms - wait.since_ms for wait in told), default=0)
@@ -210,7 +205,7 @@ class JobWaits:
         yield _Wait("mode", self._wanted_since_ms, text, is_usual=True)
 
     def _note_record(self, now_ms: int) -> None:
-        """Notes when a record came: what shards told before may be over with it."""
+        """Notes when a record came: what shards reported before may be over with it."""
         record = self._core.record
         generation = record.generation if record is not None else 0
         if self._generation not in (None, generation):

@@ -13,7 +13,6 @@ log = logging.getLogger("psserver.coordinator")
 
 
 def new_job_id() -> str:
-    """A name that no other job has."""
     return f"job-{secrets.token_hex(6)}"
 
 

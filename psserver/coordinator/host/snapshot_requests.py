@@ -32,14 +32,7 @@ class PinnedSnapshot:
 
 
 class SnapshotRequests:
-    """Finds or makes snapshots, and frees them.
-
-    Args:
-        core: The job's state.
-        changes: Notified whenever it may have changed.
-        waits: Whom the job waits for, for texts.
-        pump: Carries out what the core wants done.
-    """
+    """Finds or makes snapshots, and frees them."""
 
     def __init__(
         self,
@@ -75,7 +68,6 @@ class SnapshotRequests:
             await asyncio.sleep(min(NEWER_POLL_S, max(0.0, deadline - loop.time())))
 
     def release(self, snapshot_id: int, pin_id: int) -> None:
-        """Ends a reader's pin."""
         self._core.release_snapshot(snapshot_id, pin_id, now_ms())
         self._pump()
 

@@ -26,8 +26,7 @@ class WorkerRequest(Protocol):
     job_id: str
 
     @property
-    def worker(self) -> membership_pb2.WorkerIdentity:
-        """The caller."""
+    def worker(self) -> membership_pb2.WorkerIdentity: ...
 
 
 class OwnRequest(WorkerRequest, Protocol):
@@ -37,11 +36,7 @@ class OwnRequest(WorkerRequest, Protocol):
 
 
 class Callers:
-    """Finds the state of whoever calls.
-
-    Args:
-        core: The job's state.
-    """
+    """Finds the state of whoever calls."""
 
     def __init__(self, core: CoordinatorCore) -> None:
         self._core = core

@@ -24,14 +24,11 @@ BATCH_COUNT_MAX = 1024
 
 
 class DataControl:
-    """Handlers for data."""
-
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host
         self._callers = Callers(host.core)
 
     def methods(self) -> Methods:
-        """Handlers by method name."""
         return {
             "OpenEpoch": answered(self.open_epoch, messages.OpenEpochRequest),
             "LeaseData": answered(self.lease_data, messages.LeaseDataRequest),
@@ -42,7 +39,6 @@ class DataControl:
     async def open_epoch(
         self, request: messages.OpenEpochRequest, context: Context
     ) -> messages.OpenEpochResponse:
-        """Opens an epoch of a loader."""
         entry = self._callers.member(request)
         check_name("loader", request.loader)
         if request.epoch < 0:
@@ -66,7 +62,6 @@ class DataControl:
     async def lease_data(
         self, request: messages.LeaseDataRequest, context: Context
     ) -> messages.LeaseDataResponse:
-        """Leases ranges of an epoch."""
         entry = self._callers.member(request)
         if not 1 <= request.batch_count_max <= BATCH_COUNT_MAX:
             raise Refusal(
@@ -94,7 +89,7 @@ class DataControl:
     async def record_split(
         self, request: messages.RecordSplitRequest, context: Context
     ) -> messages.RecordSplitResponse:
-        """Records a split, or tells the one that has its name."""
+        """Records a split, or returns the one that has its name."""
         entry = self._callers.entry(request)
         self._host.core.check_present(entry)
         recorded = self._host.data.record_split(
@@ -105,7 +100,7 @@ class DataControl:
     async def list_splits(
         self, request: messages.ListSplitsRequest, context: Context
     ) -> messages.ListSplitsResponse:
-        """Tells one split with its recipe, or all without."""
+        """Returns one split with its recipe, or all without."""
         check_protocol(request.protocol_version)
         if request.name:
             found = self._host.data.splits.named(request.name)

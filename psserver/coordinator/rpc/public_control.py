@@ -19,13 +19,10 @@ from pswire.v1 import membership_pb2
 
 
 class PublicControl:
-    """Handlers for readers and people."""
-
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host
 
     def methods(self) -> Methods:
-        """Handlers by method name."""
         return {
             "RequestSnapshot": streamed(
                 self.request_snapshot, messages.RequestSnapshotRequest
@@ -66,7 +63,6 @@ class PublicControl:
     async def release_snapshot(
         self, request: messages.ReleaseSnapshotRequest, context: Context
     ) -> messages.ReleaseSnapshotResponse:
-        """Ends a reader's pin."""
         self._host.snapshots.release(request.snapshot_id, request.pin_id)
         return messages.ReleaseSnapshotResponse()
 
@@ -86,7 +82,6 @@ class PublicControl:
     async def get_status(
         self, request: messages.GetStatusRequest, context: Context
     ) -> messages.GetStatusResponse:
-        """Tells where the job stands."""
         check_protocol(request.protocol_version)
         status = status_message(self._host.core, self._host.waits, now_ms())
         status.splits.extend(split_messages(self._host.data.splits.all()))

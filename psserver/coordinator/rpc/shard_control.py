@@ -19,14 +19,11 @@ from pswire.v1 import coordinator_service_pb2 as messages
 
 
 class ShardControl:
-    """Handlers for shards."""
-
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host
         self._callers = Callers(host.core)
 
     def methods(self) -> Methods:
-        """Handlers by method name."""
         return {
             "RegisterShard": answered(
                 self.register_shard, messages.RegisterShardRequest
@@ -42,7 +39,6 @@ class ShardControl:
     async def register_shard(
         self, request: messages.RegisterShardRequest, context: Context
     ) -> messages.RegisterShardResponse:
-        """Gives a shard its index and incarnation."""
         check_protocol(request.protocol_version)
         if not request.process_id or not request.address:
             raise Refusal(
@@ -86,7 +82,6 @@ class ShardControl:
     async def report_fence(
         self, request: messages.ReportFenceRequest, context: Context
     ) -> messages.ReportFenceResponse:
-        """Takes a shard's answer to a fence."""
         slot = self._callers.slot(request)
         self._host.take_report(slot, read_fence_report(request))
         return messages.ReportFenceResponse()
@@ -94,7 +89,6 @@ class ShardControl:
     async def report_cut(
         self, request: messages.ReportCutRequest, context: Context
     ) -> messages.ReportCutResponse:
-        """Takes word that a shard's part of a snapshot is ready, or failed."""
         slot = self._callers.slot(request)
         self._host.core.report_cut(slot, request.snapshot_id, request.failure, now_ms())
         self._host.pump()
@@ -103,7 +97,6 @@ class ShardControl:
     async def report_progress(
         self, request: messages.ReportProgressRequest, context: Context
     ) -> messages.ReportProgressResponse:
-        """Takes word where a shard stands."""
         slot = self._callers.slot(request)
         contradicting = tuple(worker_key(worker) for worker in request.contradicting)
         self._host.take_standing(slot, _standing(request), contradicting)

@@ -13,13 +13,12 @@ from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2
 
 EPOCH_COUNT_MAX = 16
-"""Newest epochs that a status tells of."""
+"""Newest epochs that a status lists."""
 
 
 def status_message(
     core: CoordinatorCore, waits: JobWaits, now_ms: int
 ) -> messages.GetStatusResponse:
-    """Writes the status."""
     newest = core.snapshots.newest
     terms = core.model.terms
     record = core.record
@@ -91,7 +90,7 @@ def _worker_status(
 def _shard_status(
     core: CoordinatorCore, slot: ShardSlot, now_ms: int
 ) -> messages.ShardStatus:
-    if slot.is_ready:
+    if slot.is_watching:
         state = "ready"
     elif not slot.process_id:
         state = "missing"
@@ -133,6 +132,6 @@ def _waiting_message(slot: ShardSlot) -> push_pb2.Waiting:
 
 def _silent_ms(slot: ShardSlot, now_ms: int) -> int:
     """Time since a shard's last sign of life: an open stream is one."""
-    if slot.is_ready:
+    if slot.is_watching:
         return 0
     return -1 if slot.heard_ms is None else max(0, now_ms - slot.heard_ms)

@@ -1,4 +1,4 @@
-"""What the coordinator's watches tell, as messages."""
+"""What the coordinator's watches send, as messages."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,6 @@ from pswire.v1 import membership_pb2
 
 
 def address_message(slot: ShardSlot) -> membership_pb2.ShardAddress:
-    """Writes where a shard is."""
     return membership_pb2.ShardAddress(
         shard_index=slot.index, address=slot.address, incarnation=slot.incarnation
     )
@@ -77,7 +76,7 @@ def worker_view(core: CoordinatorCore) -> messages.WorkerView:
 
 
 def shard_event(event: CoordinatorEffect) -> messages.WatchShardResponse | None:
-    """What a shard is told of an effect; None when nothing, or a view."""
+    """What a shard is sent of an effect; None for nothing, or a view."""
     match event:
         case Prepare():
             prepare = messages.FencePrepare(
@@ -115,7 +114,7 @@ def shard_event(event: CoordinatorEffect) -> messages.WatchShardResponse | None:
 def worker_event(
     core: CoordinatorCore, event: CoordinatorEffect, worker: WorkerKey
 ) -> messages.WatchWorkerResponse | None:
-    """What a worker is told of an effect; None when nothing."""
+    """What a worker is sent of an effect; None for nothing."""
     match event:
         case OrderSeed():
             shards = [address_message(slot) for slot in core.shards.slots]

@@ -52,8 +52,6 @@ LOADER_COUNT_MAX = 256
 
 
 class WorkerControl:
-    """Handlers for workers."""
-
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host
         self._callers = Callers(host.core)
@@ -64,7 +62,6 @@ class WorkerControl:
         )
 
     def methods(self) -> Methods:
-        """Handlers by method name."""
         return {
             "RegisterWorker": answered(
                 self.register_worker, messages.RegisterWorkerRequest
@@ -83,7 +80,6 @@ class WorkerControl:
     async def register_worker(
         self, request: messages.RegisterWorkerRequest, context: Context
     ) -> messages.RegisterWorkerResponse:
-        """Gives a worker its id and incarnation."""
         check_protocol(request.protocol_version)
         entry = self._host.register_worker(
             process_id=request.process_id,
@@ -100,7 +96,7 @@ class WorkerControl:
     ) -> AsyncIterator[messages.WatchWorkerResponse]:
         """Follows the job as a worker; the stream is its sign of life.
 
-        It ends here once the worker is told that it is out: a stream that its client
+        It ends here once the worker has received its end: a stream that its client
         cancels leaves memory behind on both sides (grpc/grpc#43360).
         """
         host = self._host
@@ -136,7 +132,6 @@ class WorkerControl:
     async def join(
         self, requests: AsyncIterator[bytes], context: Context
     ) -> messages.JoinResponse:
-        """Queues a worker for membership."""
         entry, request = await self._read_join(requests)
         terms = read_terms(request)
         if len(request.loaders) > LOADER_COUNT_MAX:
@@ -156,7 +151,7 @@ class WorkerControl:
                 brought=Brought(request.values_digest, request.state_digest),
             )
         except Refusal as refusal:
-            # The worker is told; those that wait for it look here.
+            # The worker gets it; those that wait for it look here.
             first_line = refusal.message.partition("\n")[0].rstrip(":")
             self._refusals.warning(
                 "%s was not taken into the job: %s", entry.worker, first_line
@@ -184,7 +179,7 @@ class WorkerControl:
             ) from None
         except Refusal as refusal:
             if not CATALOGUE[refusal.reason].retryable:
-                # A client that still writes when its call ends is told INTERNAL by its
+                # A client that still writes when its call ends gets INTERNAL from its
                 # own gRPC in place of the reason (grpc/grpc#36066), and asks again.
                 await _discard(requests)
             raise
@@ -207,7 +202,6 @@ class WorkerControl:
     async def declare_optimizer(
         self, request: messages.DeclareOptimizerRequest, context: Context
     ) -> messages.DeclareOptimizerResponse:
-        """Takes a later declaration of an optimizer."""
         entry = self._callers.entry(request)
         schema = self._host.core.model.schema
         if schema is None:
@@ -223,7 +217,6 @@ class WorkerControl:
     async def report_silence(
         self, request: messages.ReportSilenceRequest, context: Context
     ) -> messages.ReportSilenceResponse:
-        """Takes the report of shards that do not answer a worker."""
         entry = self._callers.own_entry(request)
         silent_ms = {each.shard_index: each.silent_ms for each in request.shards}
         if min(silent_ms.values(), default=0) < 0:
@@ -235,7 +228,6 @@ class WorkerControl:
     async def leave(
         self, request: messages.LeaveRequest, context: Context
     ) -> messages.LeaveResponse:
-        """Ends a membership."""
         entry = self._callers.own_entry(request)
         if request.sequence < 0:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "sequence is negative")
@@ -249,7 +241,7 @@ class WorkerControl:
 
 
 async def _discard(requests: AsyncIterator[bytes]) -> None:
-    """Lets the rest of a refused request come in, for a while."""
+    """Reads the rest of a refused request and drops it, for a while."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(JOIN_PARTS_TIMEOUT_S):
             async for _ in requests:

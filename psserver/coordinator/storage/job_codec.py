@@ -67,7 +67,6 @@ class StoredJob:
 
 
 def dump_shards(slots: Iterable[ShardSlot]) -> str:
-    """Writes the places of the shard map that processes have."""
     names = list(StoredShard.__dataclass_fields__)
     return json.dumps(
         [
@@ -79,7 +78,6 @@ def dump_shards(slots: Iterable[ShardSlot]) -> str:
 
 
 def load_shards(text: str) -> tuple[StoredShard, ...]:
-    """Reads the places of the shard map that processes have."""
     return tuple(
         StoredShard(**{**shard, "memory": MemoryGrant(*shard.get("memory", NO_GRANT))})
         for shard in json.loads(text)
@@ -87,7 +85,6 @@ def load_shards(text: str) -> tuple[StoredShard, ...]:
 
 
 def dump_record(record: Record) -> str:
-    """Writes a record."""
     return json.dumps(asdict(record))
 
 
@@ -130,12 +127,10 @@ def _choice(data: list[Any] | None) -> ClockChoice | None:
 
 
 def dump_processes(processes: Mapping[WorkerKey, str]) -> str:
-    """Writes the process of each start of a worker."""
     return json.dumps([[*worker, process] for worker, process in processes.items()])
 
 
 def load_processes(text: str) -> dict[WorkerKey, str]:
-    """Reads the process of each start of a worker."""
     return {
         WorkerKey(worker_id, incarnation): process
         for worker_id, incarnation, process in json.loads(text)
@@ -143,12 +138,10 @@ def load_processes(text: str) -> dict[WorkerKey, str]:
 
 
 def dump_enrolments(enrolments: Enrolments) -> str:
-    """Writes who leases data."""
     return json.dumps(enrolments)
 
 
 def load_enrolments(text: str) -> Enrolments:
-    """Reads who leases data."""
     return tuple(
         (loader, tuple(WorkerKey(*worker) for worker in workers))
         for loader, workers in json.loads(text)
@@ -163,7 +156,6 @@ def _fields_of(
 
 
 def dump_terms(terms: JobTerms) -> str:
-    """Writes what a job trains, and how."""
     return json.dumps(
         {
             "schema": {
@@ -182,7 +174,6 @@ def dump_terms(terms: JobTerms) -> str:
 
 
 def load_terms(text: str) -> JobTerms:
-    """Reads what a job trains, and how."""
     data = json.loads(text)
     entries = tuple(
         SchemaEntry(
@@ -223,7 +214,6 @@ def load_terms(text: str) -> JobTerms:
 
 
 def dump_epoch(ledger: EpochLedger) -> str:
-    """Writes one epoch of the data ledger."""
     return json.dumps(
         {
             "shape": asdict(ledger.shape),
@@ -246,7 +236,6 @@ def dump_epoch(ledger: EpochLedger) -> str:
 
 
 def load_epoch(loader: str, epoch: int, text: str) -> EpochLedger:
-    """Reads one epoch of the data ledger."""
     data = json.loads(text)
     registrant = data["registrant"]
     return EpochLedger(

@@ -1,7 +1,7 @@
 """The coordinator's durable state: one SQLite file, one process.
 
 Records are committed with `synchronous=FULL` before they are announced. An exclusive
-lock on the file tells a second coordinator of the same state folder to stay away.
+lock on the file keeps a second coordinator away from the same state folder.
 Source: https://sqlite.org/wal.html, https://sqlite.org/pragma.html#pragma_synchronous
 """
 

@@ -102,7 +102,6 @@ class EpochLedger:
 
     @property
     def report(self) -> EpochReport:
-        """What became of every position so far."""
         counted = self.consumed_count + self.torn_count + self.dropped_count
         skipped_count = self.settled_skipped_count + sum(
             skipped.position_count for skipped in self.skipped.values()
@@ -143,7 +142,6 @@ class EpochLedger:
 
     @property
     def workers(self) -> set[WorkerKey]:
-        """All of whom it has anything."""
         return {*self.queues, *self.held, *self.skipped, *self.revoked}
 
     def lease(
@@ -188,7 +186,7 @@ class EpochLedger:
         self.torn_count += self._close(worker, ranges, for_all=True)
 
     def drop(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
-        """The worker's pushes of these ranges were thrown away; repeatable."""
+        """The worker's pushes of these ranges were dropped; repeatable."""
         self.dropped_count += self._close(worker, ranges, for_all=True)
 
     def skip(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
@@ -229,7 +227,7 @@ class EpochLedger:
         self._deal_again(worker)
 
     def retire(self, worker: WorkerKey) -> None:
-        """The worker is gone: what it has and did not report is dealt again."""
+        """The worker has ended: what it has and did not report is dealt again."""
         self._deal_again(worker)
         self.pass_by(worker)
 

@@ -132,13 +132,7 @@ class DataLedger:
     def touched_by(
         self, worker: WorkerKey, loader: str, keys: Iterable[tuple[str, int]]
     ) -> tuple[EpochLedger, ...]:
-        """Epochs that may change when a worker opens one of a loader.
-
-        Args:
-            worker: Who opens one.
-            loader: The loader.
-            keys: Loader and number of those that it opens and reports of.
-        """
+        """Epochs that may change when a worker opens one of a loader."""
         named = set(keys)
         return tuple(
             each
@@ -149,7 +143,6 @@ class DataLedger:
         )
 
     def epochs(self) -> tuple[EpochLedger, ...]:
-        """All epochs, to be kept."""
         return tuple(self._epochs.values())
 
     def trained_text(self) -> str:
@@ -269,7 +262,7 @@ class DataLedger:
         self.retire(worker)
 
     def retire(self, worker: WorkerKey) -> None:
-        """The worker is gone: what it held and did not report is dealt again."""
+        """The worker has ended: what it held and did not report is dealt again."""
         for workers in self._participants.values():
             workers.discard(worker)
         for ledger in self._epochs.values():
@@ -329,7 +322,6 @@ class LedgerMemento:
         return (*(each for each, before in self._copies if each != before), *new)
 
     def put_back(self) -> None:
-        """Undoes the change."""
         for each, before in self._copies:
             each.put_back(before)
         self._ledger._epochs = self._epochs

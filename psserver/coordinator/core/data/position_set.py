@@ -20,7 +20,6 @@ class PositionSet:
             self.add(start, stop)
 
     def copy(self) -> "PositionSet":
-        """The same positions, as a set of its own."""
         copied = PositionSet()
         copied._starts = self._starts.copy()
         copied._stops = self._stops.copy()
@@ -33,12 +32,10 @@ class PositionSet:
 
     @property
     def run_count(self) -> int:
-        """Runs."""
         return len(self._starts)
 
     @property
     def position_count(self) -> int:
-        """Positions."""
         return sum(self._stops) - sum(self._starts)
 
     def covers(self, start: int, stop: int) -> bool:

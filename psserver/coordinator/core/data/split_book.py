@@ -1,6 +1,6 @@
 """Splits of data that the job's workers have agreed on: who is first decides.
 
-Pure. Names and recipes are a client's data: kept and told, never read.
+Pure. Names and recipes are a client's data: kept and returned, never read.
 """
 
 import re
@@ -36,11 +36,7 @@ def check_split(split: RecordedSplit) -> None:
 
 
 class SplitBook:
-    """All splits of a job, by name.
-
-    Args:
-        splits: As they were kept.
-    """
+    """All splits of a job, by name."""
 
     def __init__(self, splits: tuple[RecordedSplit, ...] = ()) -> None:
         self._splits = {each.name: each for each in splits}
@@ -69,7 +65,6 @@ class SplitBook:
         del self._splits[name]
 
     def named(self, name: str) -> RecordedSplit | None:
-        """The split of a name."""
         return self._splits.get(name)
 
     def all(self) -> tuple[RecordedSplit, ...]:

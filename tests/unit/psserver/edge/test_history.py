@@ -149,7 +149,7 @@ def test_fences_and_cuts(tmp_path: Path) -> None:
     assert (cut["snapshot"], cut["clock"]) == (2, 8)
 
     coordinator = CoordinatorHistory.open(f"{tmp_path}/", SETTINGS)
-    coordinator.told(
+    coordinator.sent(
         Prepare(
             fence_number=9,
             kind=FenceKind.MEMBERSHIP,
@@ -157,8 +157,8 @@ def test_fences_and_cuts(tmp_path: Path) -> None:
             evicting=(key("a"),),
         )
     )
-    coordinator.told(Abort(fence_number=9, reason="why"))
-    coordinator.told(
+    coordinator.sent(Abort(fence_number=9, reason="why"))
+    coordinator.sent(
         DecideCut(fence_number=10, snapshot_id=2, clock=8, sequences=((key("a"), 4),))
     )
     coordinator.close()
@@ -177,5 +177,5 @@ def test_without_a_path_nothing_is_written() -> None:
     shard.close()
     coordinator = CoordinatorHistory.open("", SETTINGS)
     coordinator.persisted(record({"a": 0}))
-    coordinator.told(Abort(fence_number=1, reason=""))
+    coordinator.sent(Abort(fence_number=1, reason=""))
     coordinator.close()
