@@ -110,14 +110,7 @@ async def _serve(
     late: LateHandler,
     health: grpc_health.v1.health.aio.HealthServicer,
 ) -> None:
-    """Registers, then serves until the job ends.
-
-    Args:
-        config: Settings.
-        address: Where workers reach this shard.
-        late: Where the data plane goes once the shard knows its place.
-        health: Says whether the shard serves.
-    """
+    """Registers under an address, then serves until the job ends."""
     async with aio_channel(str(config.coordinator), ChannelKind.CONTROL) as channel:
         client = CoordinatorClient(channel, str(config.coordinator))
         place = await client.register(

@@ -266,16 +266,9 @@ class ApplyEngine:
         total_weight: float,
         spec_digest: str = "",
     ) -> float:
-        """Of the mean gradient that `apply` would apply; buffers are left out.
+        """Of the mean gradient that `apply` would apply, in float64.
 
-        Summed up in float64. Nothing changes.
-
-        Args:
-            chunk_index: A chunk of this shard.
-            optimizer: As for `apply`.
-            contributions: As for `apply`.
-            total_weight: As for `apply`.
-            spec_digest: As for `apply`.
+        Buffers are left out, and nothing changes. Arguments are those of `apply`.
         """
         spec = self.declared.spec(optimizer, spec_digest)
         chunk = self.vectors.chunk(chunk_index)

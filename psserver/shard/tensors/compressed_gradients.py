@@ -52,17 +52,16 @@ class CompressedPayload:
 
 
 class CompressedGradients:
-    """Checks compressed chunks of pushes before they are staged."""
+    """Checks compressed chunks of pushes before they are staged.
+
+    Args:
+        encoding: How the workers of the job send gradients.
+        buffer_entries: Entries of the schema that are buffers.
+    """
 
     def __init__(
         self, encoding: Encoding | None, buffer_entries: Collection[int]
     ) -> None:
-        """Takes nothing else than what the job has agreed on.
-
-        Args:
-            encoding: How the workers of the job send gradients.
-            buffer_entries: Entries of the schema that are buffers.
-        """
         self._encoding = encoding
         self._buffers = frozenset(buffer_entries)
 

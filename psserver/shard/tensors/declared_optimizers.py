@@ -24,22 +24,20 @@ from pswire.schema import (
 class DeclaredOptimizers:
     """What a shard knows of its job's optimizers.
 
+    Args:
+        schema: Tensors of the job.
+        optimizers: What is declared so far, of each name the first one first.
+
     Attributes:
         first: Of each optimizer its first declaration, by name.
+
+    Raises:
+        Refusal: For an optimizer that this shard can't run.
     """
 
     def __init__(
         self, schema: ModelSchema, optimizers: Iterable[OptimizerSpec]
     ) -> None:
-        """Takes what is declared so far.
-
-        Args:
-            schema: Tensors of the job.
-            optimizers: Of each name the first one first.
-
-        Raises:
-            Refusal: For an optimizer that this shard can't run.
-        """
         self._schema = schema
         self.first: dict[str, OptimizerSpec] = {}
         self._specs: dict[str, dict[str, OptimizerSpec]] = {}

@@ -21,15 +21,14 @@ from pswire.schema import NARROW_TYPES, OptimizerSpec
 
 
 class MasterValues:
-    """What the optimizers of a shard update."""
+    """What the optimizers of a shard update.
+
+    Args:
+        vectors: The values that workers read.
+        is_seeded: Whether they are other than zeros.
+    """
 
     def __init__(self, vectors: ShardVectors, *, is_seeded: bool) -> None:
-        """Holds nothing yet.
-
-        Args:
-            vectors: The values that workers read.
-            is_seeded: Whether they are other than zeros.
-        """
         self._vectors = vectors
         self._is_seeded = is_seeded
         self._masters: dict[int, torch.Tensor] = {}
