@@ -117,7 +117,7 @@ def bench_step_command(
 
     Example: psctl bench step --mib 64 --json
     """
-    from psctl.bench.step import bench_step, step_text
+    from psctl.bench.alone import bench_step, step_text
 
     with interruptible():
         figures = bench_step(mib, repetitions, say)
@@ -167,7 +167,7 @@ def bench_overlap_command(
 
     Example: psctl bench overlap --bandwidth 1000 --latency 0.2 --json
     """
-    from psctl.bench.overlap import OverlapSettings, bench_overlap, overlap_text
+    from psctl.bench.alone import OverlapSettings, bench_overlap, overlap_text
 
     settings = OverlapSettings(
         parameter_count=parameters,

@@ -81,8 +81,7 @@ def demo(
     death = kill and parsed(
         "--kill", lambda: parse_kill(kill, worker_count=workers, shard_count=shards)
     )
-    from psctl.demo.command import run_demo
-    from psctl.demo.job import JobPlan
+    from psctl.demo.command import JobPlan, run_demo
 
     plan = JobPlan(
         task_name=data.value,

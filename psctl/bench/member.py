@@ -1,6 +1,6 @@
 """A process that does the measured work of a workload, its contenders in turn.
 
-Writes a JSON object a line to stdout, which `measuring` reads: `cannot` and `why` for a
+Writes a JSON object a line to stdout, which `command` reads: `cannot` and `why` for a
 contender that can't run, then `contender` and `seconds` for each repetition of each.
 """
 
@@ -80,7 +80,7 @@ def _report(message: dict[str, object]) -> None:
 
 
 def main(name: str, rank: str, settings_text: str) -> None:
-    """Measures as one member; the last argument is the JSON of `measuring`."""
+    """Measures as one member; the last argument is the JSON of `command`."""
     workload = any_workload_named(name)
     settings = json.loads(settings_text)
     member_count = settings["member_count"]

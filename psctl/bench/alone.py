@@ -1,7 +1,6 @@
-"""`psctl bench overlap`: a training step with and without `prepare(overlap=True)`.
+"""`psctl bench step` and `psctl bench overlap`: workloads with a command of their own.
 
-Three contenders take turns of a few steps each within one run: one process with plain
-torch, a job without overlap, a job with it. So whatever else the machine does slows all
+Contenders take turns within one run, so that whatever else the machine does slows all
 of them alike.
 """
 
@@ -9,14 +8,58 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import torch
+
+from psctl.bench.command import measure_alone
 from psctl.bench.figures import Spread
 from psctl.bench.machine import machine, machine_text, versions
-from psctl.bench.measuring import measure_alone
 from psctl.bench.report import spread_table
 from psctl.bench.workload import Sizes
+from psctl.bench.workloads.big_parameter import STEP
 from psctl.bench.workloads.training import overlap_of, parameter_count
 
 SCHEMA_VERSION: Final = 1
+
+
+def bench_step(
+    mebibyte_count: int, repetition_count: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measures a step of one big parameter on both sides, as `docs/psctl.md` says.
+
+    Raises:
+        CommandError: A process failed, or the two computed different values.
+    """
+    sizes = Sizes(mebibyte_count=mebibyte_count, repetition_count=repetition_count)
+    say(
+        f"{mebibyte_count} MiB each way, {repetition_count} repetitions of each in turn"
+    )
+    spreads = measure_alone(STEP, sizes)
+    ours, theirs = spreads["paramserver"], spreads["torch_rpc"]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "benchmark": "step",
+        "mebibyte_count": mebibyte_count,
+        "repetition_count": repetition_count,
+        "thread_count": torch.get_num_threads(),
+        "machine": machine(),
+        "versions": versions(),
+        **spreads,
+        "torch_rpc_over_paramserver": round(theirs["median_ms"] / ours["median_ms"], 3),
+    }
+
+
+def step_text(figures: Mapping[str, Any]) -> str:
+    table = spread_table(
+        {
+            "paramserver": figures["paramserver"],
+            "torch.distributed.rpc": figures["torch_rpc"],
+        }
+    )
+    return (
+        f"push + apply + pull of {figures['mebibyte_count']} MiB, 1 worker, 1 shard, "
+        f"one host\n{machine_text()}\n\n{table}\n\n"
+        f"rpc / paramserver: {figures['torch_rpc_over_paramserver']:.2f}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
