@@ -133,7 +133,7 @@ def _ratio(first: Spread, second: Spread) -> float:
 
 
 def overlap_text(figures: Mapping[str, Any]) -> str:
-    link = "TCP on loopback"
+    link = "one machine"
     if figures["bandwidth_mbit"]:
         link = (
             f"a link of {figures['bandwidth_mbit']:g} Mbit/s and "

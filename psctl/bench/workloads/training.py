@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from psctl.bench.limited_link import ProxyLink
 from psctl.bench.workload import (
+    OVER_TCP,
     Contender,
     Entry,
     Ground,
@@ -176,5 +177,7 @@ def overlap_of(
         start=start,
         member_count=worker_count,
         thread_count=thread_count,
+        # Shared memory would go past the link.
+        environment=OVER_TCP if bandwidth_mbit else {},
         link=partial(nullcontext, link if bandwidth_mbit else None),
     )
