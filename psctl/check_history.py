@@ -128,12 +128,7 @@ class HistoryReport:
 
 
 def check_history(paths: Sequence[Path]) -> HistoryReport:
-    """Checks the histories of one job: files, or folders with nothing else in them.
-
-    Raises:
-        CommandError: There is nothing to check, no shard's history among it, or it
-            can't be read.
-    """
+    """Checks the histories of one job: files, or folders with nothing else in them."""
     files = files_of(paths)
     if not files:
         raise CommandError(

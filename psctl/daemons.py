@@ -62,9 +62,6 @@ def start_daemons(
         environment: Added to that of this process.
         prefix: Of the processes' names among the children.
         places: Where each shard listens and is reached; by default any free port.
-
-    Raises:
-        CommandError: The coordinator didn't start.
     """
     children.start(
         f"{prefix}coordinator",
@@ -113,10 +110,6 @@ def lines_until_all_end(
     """Lines of all processes until all workers have ended well.
 
     Yields `None` when there was no line for a moment.
-
-    Raises:
-        CommandError: A process failed, or no worker makes steps any more; the text
-            says whom the job waits for.
     """
     running = set(worker_names)
     heard_s = time.monotonic()

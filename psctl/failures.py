@@ -45,7 +45,11 @@ _EXIT_CODES: Final[tuple[tuple[type[PsError], ExitCode], ...]] = (
 
 
 class CommandError(Exception):
-    """A command that failed for a reason of its own."""
+    """A command that failed for a reason of its own; the text says what to do.
+
+    Any function of psctl may raise it, and docstrings here name other errors alone. Nor
+    do they name `PsError`, which the calls of psworker raise.
+    """
 
     def __init__(self, text: str, exit_code: ExitCode = ExitCode.ERROR) -> None:
         super().__init__(text)

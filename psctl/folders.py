@@ -12,11 +12,7 @@ from psworker.snapshots.snapshot_path import refusal_text
 
 
 def made_folder(out: Path) -> Path:
-    """A folder that the user has named, made if it is not there; absolute.
-
-    Raises:
-        CommandError: There is no place for it, or it is a file.
-    """
+    """A folder that the user has named, made if it is not there; absolute."""
     folder = _placed(out)
     try:
         folder.mkdir(exist_ok=True)
@@ -28,11 +24,7 @@ def made_folder(out: Path) -> Path:
 
 
 def writable_file(out: Path) -> Path:
-    """Where a snapshot can be written, as the user has named it; absolute.
-
-    Raises:
-        CommandError: There is no such folder, or no snapshot can be in such a file.
-    """
+    """Where a snapshot can be written, as the user has named it; absolute."""
     if text := refusal_text(out):
         raise CommandError(text, ExitCode.USAGE)
     return _placed(out)

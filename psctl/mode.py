@@ -69,15 +69,7 @@ def set_mode(
 ) -> ChangedMode:
     """Changes the mode; returns when the coordinator has it on disk.
 
-    Args:
-        coordinator: Of the job.
-        mode: The new mode.
-        staleness: With SSP, clocks that workers may be apart; None for the default.
-        timeout_s: Longest wait.
-
-    Raises:
-        CommandError: The bound does not go with the mode.
-        PsError: The mode could not be changed, or not in time.
+    The staleness is in clocks, with SSP only; None is the default.
     """
     bound = _bound(mode, staleness)
     previous = read_status(coordinator).mode

@@ -158,9 +158,6 @@ class Children:
         """The next line of a child that has a pattern, `None` if there is none in time.
 
         Lines of others are dropped.
-
-        Raises:
-            CommandError: A child failed.
         """
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
@@ -173,13 +170,9 @@ class Children:
         return None
 
     def check(self, names: Iterable[str] | None = None) -> None:
-        """Checks that none has failed.
+        """Checks that none has failed, and that those named, by default all, still run.
 
-        Args:
-            names: Which may not have ended at all; all of them unless given.
-
-        Raises:
-            CommandError: One has; the text has the end of its log.
+        The error has the end of the log.
         """
         must_run = set(self._processes if names is None else names)
         for name, process in self._processes.items():

@@ -23,12 +23,10 @@ class SnapshotWatch:
         interval_s: float,
         take: Callable[[Snapshot], None],
     ) -> None:
-        """Pulls nothing before the `with` block.
+        """Pulls nothing before the `with` block, at whose end it closes the reader.
 
-        Args:
-            reader: Closed at the end of the block.
-            interval_s: Between two pulls: each costs the training a moment.
-            take: Called with each snapshot, on the thread.
+        `take` is called with each snapshot, on the thread. Each pull costs the training
+        a moment.
         """
         self._reader = reader
         self._interval_s = interval_s

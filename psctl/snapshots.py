@@ -22,12 +22,7 @@ def get_snapshot(
     model: str | None,
     timeout_s: float,
 ) -> dict[str, object]:
-    """Pulls a snapshot and writes it; what is where, for programs.
-
-    Raises:
-        CommandError: There is no such folder, or no file can be there.
-        PsError: No snapshot was sent.
-    """
+    """Pulls a snapshot and writes it; what is where, for programs."""
     # Before a long wait and a long download.
     writable_file(out)
     say(f"asking {coordinator} for a snapshot")

@@ -54,12 +54,7 @@ def read_status(coordinator: Address) -> JobStatus:
 def ask(
     coordinator: Address, question: Coroutine[Any, Any, T], *, timeout_s: float
 ) -> T:
-    """The coordinator's answer to a call that takes `timeout_s` at most.
-
-    Raises:
-        ConnectError: It can't be reached; the text says why.
-        PsError: It refused.
-    """
+    """The coordinator's answer to a call that takes `timeout_s` at most."""
     try:
         wait_reachable(coordinator, CONNECT_TIMEOUT_S)
         return asyncio.run(question)

@@ -24,11 +24,7 @@ SCHEMA_VERSION: Final = 1
 def bench_step(
     mebibyte_count: int, repetition_count: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measures a step of one big parameter on both sides, as `docs/psctl.md` says.
-
-    Raises:
-        CommandError: A process failed, or the two computed different values.
-    """
+    """Measures a step of one big parameter on both sides, as `docs/psctl.md` says."""
     sizes = Sizes(mebibyte_count=mebibyte_count, repetition_count=repetition_count)
     say(
         f"{mebibyte_count} MiB each way, {repetition_count} repetitions of each in turn"
@@ -89,11 +85,7 @@ class OverlapSettings:
 def bench_overlap(
     settings: OverlapSettings, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measures all three; the figures of a step, as `docs/psctl.md` has them.
-
-    Raises:
-        CommandError: A process failed, or the jobs computed different values.
-    """
+    """Measures all three; the figures of a step, as `docs/psctl.md` has them."""
     sizes = Sizes(
         parameter_count=settings.parameter_count,
         batch_size=settings.batch_size,

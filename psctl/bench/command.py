@@ -39,12 +39,7 @@ _POLL_S: Final = 0.2
 
 
 def measure_alone(workload: Workload, sizes: Sizes) -> dict[str, Spread]:
-    """Measures a workload for a command of its own; the spread of each contender.
-
-    Raises:
-        CommandError: A contender was not measured.
-        KeyboardInterrupt: Stopped by a signal; every process has ended by then.
-    """
+    """Measures a workload for a command of its own; the spread of each contender."""
     with signals_interrupt(), scratch_folder("paramserver-bench-") as scratch:
         measured = measure_workload(workload, sizes, scratch)
     for entry in workload.entries:
@@ -114,9 +109,6 @@ def _listen(
 
     By contender, of each repetition the time of the slowest member, and by contender
     that can't run why.
-
-    Raises:
-        CommandError: A process failed, or all members are silent.
     """
     seconds: dict[str, dict[str, list[float]]] = {
         name: defaultdict(list) for name in names
@@ -160,19 +152,7 @@ def bench_all(
     arguments: Sequence[str],
     say: Callable[[str], None],
 ) -> BenchReport:
-    """Measures workloads one after the other.
-
-    Args:
-        workloads: Which.
-        sizes: How much of each.
-        out: Folder for the files; made if new.
-        arguments: The command line, for the report.
-        say: Called with progress for people.
-
-    Raises:
-        CommandError: The folder can't be made.
-        KeyboardInterrupt: Stopped by a signal; every process has ended by then.
-    """
+    """Measures workloads one after the other, and writes the files into a folder."""
     folder = made_folder(out)
     if not can_draw():
         say(NOT_INSTALLED)

@@ -93,11 +93,7 @@ Link = NamespaceLink | ProxyLink
 
 @contextmanager
 def limited_link(mbit: float) -> Iterator[Link]:
-    """The best link that this user of this machine can have, as fast each way.
-
-    Raises:
-        CommandError: The kernel refused a namespace or its bucket to root.
-    """
+    """The best link that this user of this machine can have, as fast each way."""
     why = no_namespace_reason()
     if why:
         yield ProxyLink(mbit, why)

@@ -191,7 +191,6 @@ def report_text(report: BenchReport) -> str:
 
 
 def report_table(report: BenchReport) -> str:
-    """The targets as a Markdown table."""
     lines = [
         f"{_circumstances(report)}. Ratios are of medians, of what the target names.",
         "",
@@ -217,7 +216,6 @@ def report_table(report: BenchReport) -> str:
 
 
 def write_report(report: BenchReport, folder: Path) -> None:
-    """Writes the JSON and the table into a folder that exists."""
     text = json.dumps(report_json(report), indent=2)
     (folder / JSON_FILE).write_text(text + "\n", encoding="utf-8")
     (folder / TABLE_FILE).write_text(report_table(report) + "\n", encoding="utf-8")

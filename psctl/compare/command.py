@@ -53,11 +53,7 @@ def run_job(
     snapshot_interval_s: float,
     say: Say,
 ) -> tuple[list[Step], list[CurvePoint]]:
-    """Trains once; the steps of its workers, and the accuracy over time.
-
-    Raises:
-        CommandError: A process failed, or nothing happens any more.
-    """
+    """Trains once; the steps of its workers, and the accuracy over time."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
     kept: list[tuple[float, Snapshot]] = []
     with Children(folder) as children:
@@ -147,12 +143,7 @@ _START_S: Final = 10.0
 
 
 def run_comparison(settings: CompareSettings, say: Say) -> Comparison:
-    """Runs every mode under every load.
-
-    Raises:
-        CommandError: A process failed; the text has the end of its log.
-        KeyboardInterrupt: Stopped by a signal; everything has ended by then.
-    """
+    """Runs every mode under every load."""
     folder = made_folder(settings.out)
     if not can_draw():
         say(NOT_INSTALLED)

@@ -17,7 +17,6 @@ class RunConditions:
     """Under which a run was made.
 
     Attributes:
-        batch_size: Samples of one gradient.
         gradient_count: Gradients in updates after which it ends.
         base_s: Time of an undisturbed step.
         seed: Of data and delays.
@@ -140,14 +139,9 @@ def figures_of(
     *,
     target_accuracy: float,
 ) -> Figures:
-    """Counts a run.
+    """Counts a run, from steps in any order and a curve whose last point is the end.
 
-    Args:
-        conditions: Under which it was made.
-        steps: Of all workers, in any order; those after the last one asked for are
-            left out.
-        curve: Accuracy over time; its last point is the end.
-        target_accuracy: Whose time is reported.
+    Steps after the last one that was asked for don't count.
     """
     counted = _counted(steps, conditions.gradient_count)
     useful = [step for step in counted if not step.is_dropped]

@@ -40,7 +40,6 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """Whether it is as expected, and if not, what is wrong."""
         wrong = []
         if self.measured < SHARE_MIN * self.expected:
             wrong.append(f"slower than {SHARE_MIN:g} of it")

@@ -28,9 +28,6 @@ class CompareSettings:
         sample_count: Samples in updates, of each run.
         base_ms: Time of an undisturbed step, `None` to choose it.
         target_accuracy: Accuracy whose time is reported.
-        seed: Of data and delays.
-        snapshot_interval_s: Time between two points of the accuracy's curve.
-        out: Folder for the files; made if new.
     """
 
     modes: tuple[ComparedMode, ...]
@@ -49,10 +46,8 @@ class Comparison:
     """All that was measured.
 
     Attributes:
-        sample_count: Samples in updates, of each run.
         base_s: Time of an undisturbed step.
         base_reason: Why it is so long.
-        files: What was written where.
     """
 
     settings: CompareSettings
@@ -173,7 +168,6 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
 
 
 def write_tables(figures: Sequence[Figures], folder: Path) -> list[Path]:
-    """Writes the CSV files; where they are."""
     curve = [
         {
             **_key(each),

@@ -116,11 +116,7 @@ class Job:
         )
 
     def follow(self, progress: Progress, display: Display) -> None:
-        """Counts the workers' reports until all of them have ended well.
-
-        Raises:
-            CommandError: A process failed, or nothing happens any more.
-        """
+        """Counts the workers' reports until all of them have ended well."""
         for line in lines_until_all_end(
             self._children,
             self._plan.worker_names,
@@ -168,10 +164,6 @@ def run_demo(plan: JobPlan, out: Path | None) -> str:
     """Runs the demo; the report.
 
     The snapshot is written to the file or folder `out`, by default in this folder.
-
-    Raises:
-        CommandError: A process failed; the text has the end of its log.
-        KeyboardInterrupt: Stopped by a signal; everything has ended by then.
     """
     path = _path_of(out)
     # More would take the cores from the processes that are to be shown.

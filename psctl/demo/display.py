@@ -15,8 +15,6 @@ _REFRESHES_PER_S: Final = 4
 
 
 class Display(AbstractContextManager["Display"]):
-    """Where progress is shown."""
-
     @abstractmethod
     def note(self, text: str) -> None:
         """Says what happens now."""

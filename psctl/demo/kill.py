@@ -82,8 +82,6 @@ def parse_kill(text: str, *, worker_count: int, shard_count: int) -> Kill:
 
 
 class Killing:
-    """One death in the demo."""
-
     def __init__(self, kill: Kill, children: Children, coordinator: Address) -> None:
         self.kill = kill
         self._children = children
@@ -95,11 +93,7 @@ class Killing:
         self._listened_clock = 0
 
     def look(self, progress: Progress) -> None:
-        """Kills a daemon once the job has reached its step.
-
-        Raises:
-            CommandError: It was a shard, which ends the job.
-        """
+        """Kills a daemon once the job has reached its step."""
         if (
             self._killed_s is not None
             or self.kill.role is Role.WORKER

@@ -87,12 +87,10 @@ class Progress:
 
     @property
     def steps_per_s(self) -> float:
-        """Clocks a second since the first step."""
         return self.clock / self.duration_s if self.duration_s else 0.0
 
     @property
     def traffic_bytes(self) -> int:
-        """Sent to the shards and received from them, by all workers."""
         return sum(self.traffic.values())
 
     @property

@@ -40,7 +40,6 @@ class Findings:
         self.breaks.append(Break(promise, place, text))
 
     def require(self, promise: str, kept: bool, place: str, text: str) -> None:
-        """Checks a promise once."""
         self.checked(promise)
         if not kept:
             self.broken(promise, place, text)

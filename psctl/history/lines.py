@@ -11,8 +11,6 @@ from pswire.history import HISTORY_FORMAT, SUFFIX
 
 
 class Worker(NamedTuple):
-    """One start of one worker."""
-
     worker_id: str
     incarnation: int
 
@@ -21,8 +19,6 @@ class Worker(NamedTuple):
 
 
 class Push(NamedTuple):
-    """Identity of a push."""
-
     worker: Worker
     sequence: int
 
@@ -50,7 +46,6 @@ class Line:
         return f"{self.file}:{self.number}"
 
     def number_of(self, name: str, default: int | None = None) -> int:
-        """A whole number; without a default it must be there."""
         value = self.values.get(name, default)
         if not isinstance(value, int):
             raise TypeError(f"`{name}` is no whole number")
