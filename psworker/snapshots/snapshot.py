@@ -31,7 +31,6 @@ from psworker.launch.reachability import (
     wait_reachable,
 )
 from psworker.left_behind import reduced
-from psworker.snapshots.snapshot_client import SnapshotClient
 from psworker.snapshots.snapshot_image import SnapshotImage
 from psworker.snapshots.snapshot_path import refusal_text
 from psworker.tracebacks import at_entrance
@@ -39,6 +38,7 @@ from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.ports import CoordinatorPort
 from psworker.transport.retries import now
+from psworker.transport.snapshot_client import SnapshotClient
 from psworker.transport.waiting_log import WaitingLog
 
 if TYPE_CHECKING:
