@@ -283,14 +283,11 @@ class Job:
             else Sending(self._loop, self._session, tensors)
         )
         return Stepper(
-            self._loop,
-            self._session,
-            tensors,
+            sending,
             pending=self._pending,
             joined=joined,
             timeout_s=self._config.step_timeout_s,
             calls=options.calls,
-            sending=sending,
         )
 
 

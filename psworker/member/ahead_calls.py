@@ -127,7 +127,7 @@ class _AheadCall:
     def relay(self) -> Receiver:
         """Hands what comes to who takes it.
 
-        Nothing comes before the trailer has gone, and who takes it is told by then. It
+        Nothing comes before the trailer is sent, and who takes it is known by then. It
         isn't kept: a cycle would keep the call until the collector comes.
         """
         ignored = Receiver(on_chunk=lambda _: None, on_waiting=lambda _: None)

@@ -339,7 +339,7 @@ def check_bound(shard_index: int, reply: PushReply, record: Record | None) -> No
         record: Newest record known here.
 
     Raises:
-        StalenessError: The values may be older than the mode allows, or were given
+        StalenessError: The values may be older than the mode allows, or were sent
             under another mode than the record's.
     """
     if reply.outcome is Outcome.DROPPED:

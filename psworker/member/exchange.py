@@ -52,7 +52,7 @@ def receive(loop: EventLoop, deliver: Delivery, store: ValueStore) -> list[PushR
 
     Args:
         loop: Where it runs.
-        deliver: Makes the calls, given who takes what they bring.
+        deliver: Makes the calls, with a receiver of what they bring.
         store: Where values go.
     """
     incoming = Incoming(loop, deliver)
@@ -136,7 +136,7 @@ class PushExchange:
         ahead: Calls that have sent chunks of it before it was begun, if any have.
         encoder: Encodes its chunks in fewer bytes, if the job sends them so.
         segments: Memory shared with shards.
-        has_timed_out: Whether its worker was told that it goes on with the next step.
+        has_timed_out: Whether an error has said that it goes on with the next step.
         is_left: Whether its step has returned, and left it under way on purpose.
         asks_first: Whether another process may have sent some of it: shards are asked
             what they have.
@@ -279,7 +279,7 @@ class PushExchange:
             self._incoming = None
 
     def end(self, result: PushResult) -> PushResult:
-        """What its worker is told of it, once it is settled.
+        """What is reported of it to its worker, once it is settled.
 
         State that it carried was loaded, unless the shards dropped the push: also by
         one of weight 0, and also where the gradient was thrown away here.

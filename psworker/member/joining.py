@@ -98,7 +98,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class LostStart:
-    """A start of this worker that the job has given up.
+    """A start of this worker that was evicted.
 
     Attributes:
         worker: Which start.

@@ -1,4 +1,4 @@
-"""What the coordinator has told this worker about the job.
+"""What the coordinator has sent this worker about the job.
 
 Lives on the event loop; only its watch changes it. Waits end when something changes,
 and everything that waits for the job ends when the job can't go on for this worker.
@@ -38,7 +38,7 @@ class Membership:
         waiting: Whom the start, or a member without data, waits for, as last heard.
         first_values: What the job has started with, if that is known.
         failure: Why this worker can't go on, `None` while it can.
-        unreached: Shards that have given this worker no answer for a lease, in words.
+        unreached: Shards that have not answered this worker for a lease, in words.
     """
 
     def __init__(self, worker: WorkerKey) -> None:
@@ -46,7 +46,7 @@ class Membership:
         self.core = MemberCore(worker)
         self._changed = asyncio.Event()
         self._waits: set[Interruption] = set()
-        self._told_lost: set[WorkerKey] = set()
+        self._logged: set[WorkerKey] = set()
         self.shards: tuple[ShardAddress, ...] = ()
         self.waiting: Waiting | None = None
         self.first_values: FirstValues | None = None
@@ -151,7 +151,7 @@ class Membership:
         if self.record is not record:
             return
         self.waiting = None
-        self._tell_lost(record, was_member=was_member)
+        self._log_lost(record, was_member=was_member)
         if evicted is not None:
             last = evicted.last_clock
             clock = f" after clock {last}" if last is not None else ""
@@ -162,14 +162,14 @@ class Membership:
                 )
             )
 
-    def _tell_lost(self, record: Record, *, was_member: bool) -> None:
+    def _log_lost(self, record: Record, *, was_member: bool) -> None:
         """Says once which others were lost while this worker was a member."""
         lost = [
             end
             for end in record.departures
-            if end.evicted and end.member.worker not in self._told_lost | {self._worker}
+            if end.evicted and end.member.worker not in self._logged | {self._worker}
         ]
-        self._told_lost.update(end.member.worker for end in lost)
+        self._logged.update(end.member.worker for end in lost)
         if not was_member or self.member is None:
             return
         count = len(record.members)

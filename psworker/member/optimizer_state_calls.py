@@ -14,7 +14,7 @@ from psworker.transport.values import OptimizerSettings, Waiting
 StatePart = tuple[int, bytes]
 """Index of a chunk, and a safetensors file with some of its state."""
 
-_Answer = tuple[list[StatePart], OptimizerSettings]
+StateAnswer = tuple[list[StatePart], OptimizerSettings]
 
 
 class ShardStateCalls:
@@ -40,71 +40,34 @@ class ShardStateCalls:
         clock: int,
         *,
         spec_digest: str,
+        only_settings: bool,
         on_waiting: Callable[[Waiting], None],
         timeout_s: float,
-    ) -> list[StatePart]:
-        """Reads an optimizer's state as of a clock.
+    ) -> Sequence[StateAnswer]:
+        """Reads an optimizer's state and its newest settings as of a clock.
 
         Args:
             optimizer: Its name.
             clock: The clock.
             spec_digest: The declaration of it that shards must know.
+            only_settings: Whether no state is wanted.
             on_waiting: Takes whom shards wait for.
             timeout_s: Longest time for all of it.
+
+        Returns:
+            The answer of each shard.
 
         Raises:
             EvictedError: This worker is no member any more.
             WaitTimeoutError: It took longer; the text names who was waited for.
             PsError: A shard refused.
         """
-        answers = await self._pull(
-            optimizer,
-            clock,
-            spec_digest=spec_digest,
-            only_settings=False,
-            on_waiting=on_waiting,
-            timeout_s=timeout_s,
-        )
-        return [part for own, _ in answers for part in own]
-
-    async def pull_settings(
-        self,
-        optimizer: str,
-        clock: int,
-        *,
-        spec_digest: str,
-        on_waiting: Callable[[Waiting], None],
-        timeout_s: float,
-    ) -> OptimizerSettings:
-        """Reads an optimizer's newest settings as of a clock; see `pull`."""
-        answers = await self._pull(
-            optimizer,
-            clock,
-            spec_digest=spec_digest,
-            only_settings=True,
-            on_waiting=on_waiting,
-            timeout_s=timeout_s,
-        )
-        # Every shard sees every push, also one that holds nothing of the optimizer.
-        return answers[0][1]
-
-    async def _pull(
-        self,
-        optimizer: str,
-        clock: int,
-        *,
-        spec_digest: str,
-        only_settings: bool,
-        on_waiting: Callable[[Waiting], None],
-        timeout_s: float,
-    ) -> Sequence[_Answer]:
-        """What each shard says."""
         deadline = now() + timeout_s
         generation = self._membership.generation
         silence = ShardSilence(self._membership, clock, on_waiting, self._reach)
 
-        async def pull_one(shard_index: int) -> _Answer:
-            async def attempt(timeout_s: float) -> _Answer:
+        async def pull_one(shard_index: int) -> StateAnswer:
+            async def attempt(timeout_s: float) -> StateAnswer:
                 client = await self._clients.of(shard_index)
                 return await client.pull_optimizer_state(
                     optimizer,

@@ -24,8 +24,8 @@ _JOINED_BYTES_MAX = 64 << 10
 """A first chunk of at most this size shares the first message with the header. Above
 it, copying costs more than a message."""
 
-_TOLD_BYTES = 7 << 19
-"""Chunks in shared memory, at least, that the shard is told of at a time."""
+_ANNOUNCED_BYTES = 7 << 19
+"""Least bytes of chunks in shared memory that are announced to the shard at a time."""
 
 
 def header_message(header: PushHeader, shard_incarnation: int) -> bytes:
@@ -84,7 +84,7 @@ class OutgoingPush:
         self._chunks: list[tuple[int, bytes]] = []
         self._grown = asyncio.Event()
         self._has_reader = False
-        self._untold_bytes = 0
+        self._unannounced_bytes = 0
 
     def append(self, index: int, message: bytes, byte_count: int) -> None:
         """Adds a chunk of so many bytes, from the user's thread.
@@ -94,17 +94,17 @@ class OutgoingPush:
         if self._chunks and self._chunks[-1][0] == index:
             return
         self._chunks.append((index, message))
-        self._untold_bytes += byte_count
+        self._unannounced_bytes += byte_count
         # Each time the loop's thread is woken it takes the interpreter's lock from
         # the one that copies, which costs more than a small message waits.
         is_awaited = (
             len(self._chunks) == len(self.chunk_indexes)
-            or self._untold_bytes >= _TOLD_BYTES
+            or self._unannounced_bytes >= _ANNOUNCED_BYTES
             or not is_shared_chunk(message)
         )
-        # Set before the reader looks: it sees the chunk, or is told of it.
+        # Set before the reader looks: it sees the chunk, or is woken for it.
         if self._has_reader and is_awaited:
-            self._untold_bytes = 0
+            self._unannounced_bytes = 0
             self._notify(self._grown)
 
     @property

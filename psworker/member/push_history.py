@@ -59,15 +59,15 @@ class PushHistory:
         """A push that is about to be sent, for the first time or again.
 
         Yields:
-            What is to be given the answers of all shards, and gives them back. If
-            nothing is, nobody knows what the push did.
+            Takes the answers of all shards, and returns them. Where it is not called
+            the outcome of the push is unknown.
         """
         if self._file is None:
             yield _unchanged
             return
-        told = {"op": "push", "push": _push(header.worker, header.sequence)}
+        facts = {"op": "push", "push": _push(header.worker, header.sequence)}
         self._file.write(
-            "invoke", **told, clock=header.clock, generation=header.generation
+            "invoke", **facts, clock=header.clock, generation=header.generation
         )
         write = self._file.write
 
@@ -76,13 +76,13 @@ class PushHistory:
             # One that was sent again says `duplicate` where it was done already.
             others = sorted(outcomes - {"duplicate"})
             outcome = others[0] if others else "duplicate"
-            write("ok", **told, outcome=outcome, replies=_replies(replies))
+            write("ok", **facts, outcome=outcome, replies=_replies(replies))
             return replies
 
         try:
             yield answered
         except BaseException as error:
-            write("unknown", **told, error=f"{type(error).__name__}: {error}")
+            write("unknown", **facts, error=f"{type(error).__name__}: {error}")
             raise
 
     def push_settled(self, worker: WorkerKey, sequence: int, *, was_done: bool) -> None:
@@ -97,7 +97,7 @@ class PushHistory:
     def pulled(
         self, worker: WorkerKey, clock: int, replies: Sequence[PushReply]
     ) -> None:
-        """Every shard has given its values."""
+        """Every shard has sent its values."""
         if self._file is not None:
             self._file.write(
                 "ok",
@@ -108,7 +108,7 @@ class PushHistory:
             )
 
     def committed(self, worker: WorkerKey, shard_index: int, clock: int) -> None:
-        """A shard was told to commit a clock."""
+        """A commit of a clock is about to be sent to a shard."""
         if self._file is not None:
             self._file.write(
                 "invoke",

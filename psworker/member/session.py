@@ -1,4 +1,4 @@
-"""A worker's part in a job: registered, watching, a member, gone.
+"""A worker's part in a job: registered, watching, a member, no member any more.
 
 On the event loop, but for the settings.
 """
@@ -46,7 +46,7 @@ the blink of a connection, as short as a person waits for a script that is done.
 
 WATCH_END_TIMEOUT_S: Final = 1.0
 """Longest wait for the coordinator to end the watch of a worker that is out of the job,
-before it is cancelled here: it does so as soon as it has told the worker."""
+before it is cancelled here: it does so as soon as it has sent the worker why."""
 
 SHARING_TIMEOUT_S: Final = 5.0
 """Longest wait for shards to say whether they share memory: they go on without."""
@@ -65,7 +65,7 @@ class Session:
         control: Calls to the coordinator.
         worker: Which start of which worker.
         settings: Settings of the job.
-        membership: What the coordinator has told.
+        membership: What the coordinator has sent.
         shards: Calls to the shards.
     """
 
@@ -102,7 +102,7 @@ class Session:
             worker,
             self.membership,
             history=self._history,
-            tell_silence=self._tell_silence,
+            report_silence=self._report_silence,
             lease_s=settings.lease_ttl_ms / 1000,
         )
         self._is_leaving = False
@@ -191,7 +191,7 @@ class Session:
             self.membership,
             traffic=traffic,
             history=self._history,
-            tell_silence=self._tell_silence,
+            report_silence=self._report_silence,
             lease_s=settings.lease_ttl_ms / 1000,
         )
         self._watching = asyncio.ensure_future(self._watch())
@@ -241,7 +241,7 @@ class Session:
             )
 
     async def declare_optimizer(self, spec: OptimizerSpec) -> None:
-        """Tells the job that an optimizer has other groups, or is another one.
+        """Declares to the job that an optimizer has other groups, or is another one.
 
         Raises:
             OptimizerMismatchError: The job has no such optimizer.
@@ -373,7 +373,7 @@ class Session:
     ) -> None:
         """Ends the membership.
 
-        Does not wait for a coordinator that is gone for longer than a few seconds.
+        Does not wait for a coordinator that was silent for more than a few seconds.
 
         Args:
             sequence: Last push that every shard has acknowledged.
@@ -402,7 +402,7 @@ class Session:
                     self._silent_since = now()
                 since = self._silent_since
                 is_gone = since is not None and now() - since > GONE_TIMEOUT_S
-                # Who is told to end has no time to wait for a coordinator.
+                # A process that a signal ends has no time to wait for a coordinator.
                 is_pressed = bool(signal_name) and error.refusal is None
                 if not error.is_retryable or is_gone or is_pressed or now() >= deadline:
                     raise error.to_ps_error() from None
@@ -417,7 +417,7 @@ class Session:
         self._history.close()
         await self.control.close()
 
-    async def _tell_silence(self, silent_ms: Mapping[int, int]) -> None:
+    async def _report_silence(self, silent_ms: Mapping[int, int]) -> None:
         timeout_s = self.settings.lease_ttl_ms / 2000
         await self.control.report_silence(self.worker, silent_ms, timeout_s=timeout_s)
 

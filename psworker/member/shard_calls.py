@@ -27,11 +27,11 @@ from psworker.member.optimizer_state_calls import ShardStateCalls
 from psworker.member.outgoing_push import OutgoingPush, requests_with_failpoints
 from psworker.member.push_history import PushHistory
 from psworker.member.shard_reach import (
+    ReportSilence,
     ShardClients,
     ShardReach,
     ShardSilence,
-    Tell,
-    tell_nobody,
+    report_nothing,
 )
 from psworker.transport.call_error import CallError
 from psworker.transport.ports import Receiver, Traffic
@@ -77,7 +77,7 @@ class ShardCalls:
         *,
         traffic: Traffic | None = None,
         history: PushHistory | None = None,
-        tell_silence: Tell = tell_nobody,
+        report_silence: ReportSilence = report_nothing,
         lease_s: float = math.inf,
     ) -> None:
         """Makes no call yet.
@@ -87,8 +87,8 @@ class ShardCalls:
             worker: Who calls.
             membership: What the coordinator has sent.
             traffic: Bytes of an earlier start's messages, to go on with.
-            history: Told of pushes and pulls, for an offline check.
-            tell_silence: Tells the coordinator of shards that give no answer.
+            history: Records pushes and pulls, for an offline check.
+            report_silence: Reports shards that do not answer to the coordinator.
             lease_s: Silence after which a shard counts as out of reach.
         """
         self._worker = worker
@@ -97,11 +97,11 @@ class ShardCalls:
         self.segments = NO_SEGMENTS
         self._clients = ShardClients(job_id, worker, membership, self.traffic)
         self.reach = ShardReach(
-            self._clients, worker, membership, tell_silence, lease_s=lease_s
+            self._clients, worker, membership, report_silence, lease_s=lease_s
         )
         self.states = ShardStateCalls(self._clients, membership, self.reach)
         self._answers: dict[int, tuple[float, int]] = {}  # when, and at which clock
-        # Whether pushes wait for commits, as one was told: they are streamed.
+        # Whether pushes wait for commits, as one has: they are streamed.
         self._commits = False
         self._history = history or PushHistory()
 
@@ -173,7 +173,7 @@ class ShardCalls:
             try:
                 return await until_decided(attempt, deadline)
             except CallError as error:
-                # Whatever it is, the calls that matter will tell.
+                # Whatever it is, the calls that matter will fail by it.
                 return Declined(str(error), is_expected=False)
 
         count = len(self._membership.shards)
@@ -408,7 +408,7 @@ class ShardCalls:
     def _awaited(self, silence: ShardSilence, error: CallError) -> str:
         """Who did not come, with what is known of it, for the text of a time-out."""
         text = silence.awaited(error)
-        if silence.is_told_by_shards:
+        if silence.is_said_by_shards:
             return text
         known = [
             f"shard {index} at clock {clock} {now() - at_s:.0f} s ago"

@@ -23,12 +23,12 @@ from psworker.transport.values import Waiting
 
 _NO_ANSWER = "gives no answer"
 
-Tell = Callable[[Mapping[int, int]], Coroutine[Any, Any, None]]
-"""Tells the coordinator for how many ms shards have been silent. May fail: the watch
-tells what that means."""
+ReportSilence = Callable[[Mapping[int, int]], Coroutine[Any, Any, None]]
+"""Reports to the coordinator for how many ms shards have been silent. May fail: the
+watch says what that means."""
 
 
-async def tell_nobody(_: Mapping[int, int]) -> None:
+async def report_nothing(_: Mapping[int, int]) -> None:
     """For calls that stand for no member."""
 
 
@@ -98,7 +98,7 @@ class ShardReach:
         clients: ShardClients,
         worker: WorkerKey,
         membership: Membership,
-        tell: Tell,
+        report: ReportSilence,
         *,
         lease_s: float,
     ) -> None:
@@ -107,15 +107,15 @@ class ShardReach:
         Args:
             clients: Of the shards.
             worker: Who asks.
-            membership: Has the shard map, and is told why this worker may be evicted.
-            tell: Tells the coordinator.
+            membership: Has the shard map, and keeps why this worker may be evicted.
+            report: Reports to the coordinator.
             lease_s: Silence after which a shard counts as out of reach.
         """
         self.pause_s = lease_s / 2
         self._clients = clients
         self._worker = worker
         self._membership = membership
-        self._tell_coordinator = tell
+        self._report_to_coordinator = report
         self._lease_s = lease_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -135,7 +135,7 @@ class ShardReach:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def watch(self) -> None:
-        """Asks all shards now and then, and tells of each how long it is silent.
+        """Asks all shards now and then, and reports how long each is silent.
 
         Also of those that answer: only so is it known that another worker can't reach
         what this one can. For workers that wait to become members.
@@ -144,7 +144,7 @@ class ShardReach:
         self._watching = self.begin(self._watch())
 
     async def end_watch(self) -> None:
-        """Asks no more, as a member, of which its calls tell."""
+        """Asks no more: a member's calls report silence themselves."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -159,8 +159,8 @@ class ShardReach:
             index for index, is_there in zip(indexes, answers, strict=True) if is_there
         }
 
-    async def tell(self, silent_s: Mapping[int, float]) -> None:
-        """Tells the coordinator for how long shards have been silent."""
+    async def report(self, silent_s: Mapping[int, float]) -> None:
+        """Reports to the coordinator for how long shards have been silent."""
         out_of_reach = [
             f"shard {index} at {self._membership.shards[index].address}"
             for index, silence_s in sorted(silent_s.items())
@@ -168,11 +168,11 @@ class ShardReach:
         ]
         self._membership.unreached = " and ".join(out_of_reach)
         try:
-            await self._tell_coordinator(
+            await self._report_to_coordinator(
                 {index: round(1000 * each) for index, each in silent_s.items()}
             )
         except CallError:
-            return  # it is told again, and the watch says what is wrong
+            return  # it is reported again, and the watch says what is wrong
 
     async def unreached(self, began: float) -> str:
         """What to wait for, in words, while some shard gives no answer; else empty.
@@ -184,7 +184,7 @@ class ShardReach:
         there = await self.answering(range(len(shards)))
         silent = [index for index in range(len(shards)) if index not in there]
         if silent:
-            await self.tell(dict.fromkeys(silent, now() - began))
+            await self.report(dict.fromkeys(silent, now() - began))
         names = (f"shard {i} at {shards[i].address or 'no address'}" for i in silent)
         return f"an answer from {' and '.join(names)}" if silent else ""
 
@@ -200,7 +200,7 @@ class ShardReach:
                 continue
             for index in await self.answering(known):
                 answered[index] = now()
-            await self.tell({i: now() - answered.get(i, began) for i in known})
+            await self.report({i: now() - answered.get(i, began) for i in known})
 
     async def _answers(self, shard_index: int) -> bool:
         try:
@@ -236,14 +236,14 @@ class ShardSilence:
         self._reach = reach
         self._asking: asyncio.Task[None] | None = None
         self._asked: dict[int, float] = {}  # when shards have answered a question
-        self._told_silent: set[int] = set()
+        self._reported_silent: set[int] = set()
         self._membership = membership
         self._clock = clock
         self._on_waiting = on_waiting
-        self._began = self._told = now()
+        self._began = self._noted = now()
         self._heard = dict.fromkeys(range(len(membership.shards)), self._began)
         self._trouble: dict[int, str] = {}  # what became of the last attempt
-        self._last_told: Waiting | None = None  # by a shard
+        self._last_said: Waiting | None = None  # by a shard
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
@@ -270,9 +270,9 @@ class ShardSilence:
         """A shard has done all that is wanted of it."""
         self._heard.pop(shard_index, None)
         self._trouble.pop(shard_index, None)
-        if shard_index in self._told_silent:
-            self._told_silent.discard(shard_index)
-            self._reach.begin(self._reach.tell({shard_index: 0.0}))
+        if shard_index in self._reported_silent:
+            self._reported_silent.discard(shard_index)
+            self._reach.begin(self._reach.report({shard_index: 0.0}))
 
     def failed(self, shard_index: int, error: CallError) -> None:
         """A call to a shard has failed, and is made again."""
@@ -300,7 +300,7 @@ class ShardSilence:
         """Takes whom one shard waits for. A silent shard is the better reason."""
 
         def on_waiting(waiting: Waiting) -> None:
-            self._last_told = waiting
+            self._last_said = waiting
             self.heard(shard_index)
             self._on_waiting(self.waiting or waiting)
 
@@ -314,7 +314,7 @@ class ShardSilence:
             f"shard {index} at {self._membership.shards[index].address or 'no address'}"
             f", which {self._trouble.get(index, _NO_ANSWER)}"
             for index, heard_s in self._heard.items()
-            # A shard that works says so every interval: one that was late is not gone.
+            # A shard that works says so every interval: one that is late has not ended.
             if index in self._trouble or now() - heard_s >= 1.5 * interval_s
         ]
         if not silent:
@@ -323,9 +323,9 @@ class ShardSilence:
         return Waiting(self._clock, waited_ms, ", and ".join(silent), ())
 
     @property
-    def is_told_by_shards(self) -> bool:
-        """Whether a shard has told whom it waits for, and none is silent."""
-        return self._last_told is not None and self.waiting is None
+    def is_said_by_shards(self) -> bool:
+        """Whether a shard has said whom it waits for, and none is silent."""
+        return self._last_said is not None and self.waiting is None
 
     def awaited(self, error: CallError) -> str:
         """Who did not come, for the text of a time-out.
@@ -333,19 +333,19 @@ class ShardSilence:
         Args:
             error: What the last attempt ended with.
         """
-        if self.is_told_by_shards:
-            return f"waiting for {self._last_told}"
+        if self.is_said_by_shards:
+            return f"waiting for {self._last_said}"
         silent = self.waiting
         return f"waiting for {silent} ({error})" if silent else str(error)
 
     def _wait(self, delay_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tell)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
 
-    def _tell(self) -> None:
+    def _look(self) -> None:
         interval_s = WAITING_INTERVAL_MS / 1000
         waiting = self.waiting
-        if waiting is not None and now() - self._told >= interval_s:
-            self._told = now()
+        if waiting is not None and now() - self._noted >= interval_s:
+            self._noted = now()
             self._on_waiting(waiting)
         silent = [i for i in self._heard if self._silence_s(i) >= self._reach.pause_s]
         if silent and (self._asking is None or self._asking.done()):
@@ -353,14 +353,14 @@ class ShardSilence:
         self._wait(min(interval_s / 5, self._reach.pause_s))
 
     async def _ask(self, shard_indexes: Collection[int]) -> None:
-        """Asks shards whether they are there, and tells what came of it."""
+        """Asks shards whether they are there, and reports what came of it."""
         for index in await self._reach.answering(shard_indexes):
             self._asked[index] = now()
         silent_s = {index: self._silence_s(index) for index in self._heard}
-        self._told_silent = {
+        self._reported_silent = {
             index for index, each in silent_s.items() if each >= self._reach.pause_s
         }
-        await self._reach.tell(silent_s)
+        await self._reach.report(silent_s)
 
     def _silence_s(self, shard_index: int) -> float:
         heard_s = self._heard[shard_index]

@@ -1,4 +1,4 @@
-"""Where a model tells what it computes: gradients that are there, tensors to be read.
+"""Where a model announces gradients that are there, and tensors about to be read.
 
 A tensor is about to be read when its module is called, and when it is looked up in its
 module: `self.out.weight`, `parameters()`, `state_dict()`. Only a reference that was
@@ -43,9 +43,9 @@ class ModelHooks:
         Args:
             models: As the user calls them.
             tensors: One for each entry of the schema.
-            about_to_read: Told of entries before they are read; may wait.
-            gradient_is_there: Told of an entry each time a backward pass has added to
-                its gradient.
+            about_to_read: Called with entries before they are read; may wait.
+            gradient_is_there: Called with an entry whose gradient a backward pass has
+                added to.
         """
         self._tensors = tensors
         self._numbers = {id(tensor): index for index, tensor in enumerate(tensors)}
@@ -65,15 +65,15 @@ class ModelHooks:
 
     def watch_gradients(self) -> None:
         """Looks for tensors that were unfrozen since."""
-        told = self._gradient_is_there
-        if told is None:
+        call = self._gradient_is_there
+        if call is None:
             return
         for index, tensor in enumerate(self._tensors):
             if tensor.requires_grad and index not in self._with_gradient:
                 self._with_gradient.add(index)
                 self._handles.append(
                     tensor.register_post_accumulate_grad_hook(
-                        lambda _, index=index, told=told: told(index)
+                        lambda _, index=index, call=call: call(index)
                     )
                 )
 
@@ -130,7 +130,7 @@ class ModelHooks:
 class BeforeForward:
     """A hook of a module. In a copy of the module it does nothing."""
 
-    # What `torch.compile` is told by: the wait is no part of a graph.
+    # What `torch.compile` looks for: the wait is no part of a graph.
     _torchdynamo_disable = True
 
     def __init__(self, entries: Sequence[int], about_to_read: AboutToRead) -> None:

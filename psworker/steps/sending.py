@@ -18,19 +18,23 @@ class Sending:
     In the user's thread. `DuringBackward` is the other way.
 
     Attributes:
+        loop: Where calls run.
+        session: The worker.
+        tensors: What it trains.
         overlaps: Whether the script may go on before the values of a step are there.
     """
 
     overlaps = False
 
     def __init__(self, loop: EventLoop, session: Session, tensors: JobTensors) -> None:
-        self._loop = loop
-        self._session = session
+        self.loop = loop
+        self.session = session
+        self.tensors = tensors
         self._placement = tensors.store.placement
         self._compression = tensors.compression
 
     def begin(self, header: PushHeader, contents: StepContents) -> PushExchange:
-        """The next push, with what of it has gone ahead."""
+        """The next push, with what of it was sent ahead."""
         encoder = None
         if not contents.trailer.publishes:
             loss_scale = contents.trailer.loss_scale
@@ -41,9 +45,9 @@ class Sending:
             header,
             contents,
             placement=self._placement,
-            incarnations=incarnations_of_shards(self._session),
-            loop=self._loop,
-            segments=self._session.shards.segments,
+            incarnations=incarnations_of_shards(self.session),
+            loop=self.loop,
+            segments=self.session.shards.segments,
             encoder=encoder,
             is_forward_order=self.overlaps,
         )
@@ -109,7 +113,7 @@ class Sending:
         """Opens the next push, and sends what is final of it."""
 
     def drop(self) -> None:
-        """Ends what has gone ahead of the next push: nothing of it counts."""
+        """Ends what was sent ahead of the next push: nothing of it counts."""
 
     def declare(self, spec: OptimizerSpec) -> None:
         """An optimizer has other groups now, or is another one."""

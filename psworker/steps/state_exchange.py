@@ -3,12 +3,13 @@
 In the user's thread.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
 from psworker.errors import error_of_refusal
 from psworker.event_loop import EventLoop
+from psworker.member.optimizer_state_calls import StateAnswer
 from psworker.member.session import Session
 from psworker.optim.optimizer_state import States, gather, parts_of
 from psworker.tensors.value_store import ValueStore
@@ -36,7 +37,7 @@ class StateExchange:
         self._timeout_s = timeout_s
 
     def declare(self, spec: OptimizerSpec, clock: int) -> None:
-        """Tells the job of an optimizer; returns when every shard knows.
+        """Declares an optimizer to the job; returns when every shard knows.
 
         Raises:
             EvictedError: This worker is no member any more.
@@ -52,15 +53,8 @@ class StateExchange:
             EvictedError: This worker is no member any more.
             WaitTimeoutError: It took too long.
         """
-        parts = self._loop.run(
-            lambda: self._session.shards.states.pull(
-                optimizer,
-                clock,
-                spec_digest=spec_digest,
-                on_waiting=WaitingLog().note,
-                timeout_s=self._timeout_s,
-            )
-        )
+        answers = self._pull(optimizer, clock, spec_digest, only_settings=False)
+        parts = [part for own, _ in answers for part in own]
         try:
             return gather(parts, self._store.placement)
         except Refusal as refusal:
@@ -70,11 +64,19 @@ class StateExchange:
         self, optimizer: str, clock: int, spec_digest: str = ""
     ) -> OptimizerSettings:
         """What the newest update of an optimizer was made with; see `pull`."""
+        answers = self._pull(optimizer, clock, spec_digest, only_settings=True)
+        # Every shard sees every push, also one that holds nothing of the optimizer.
+        return answers[0][1]
+
+    def _pull(
+        self, optimizer: str, clock: int, spec_digest: str, *, only_settings: bool
+    ) -> Sequence[StateAnswer]:
         return self._loop.run(
-            lambda: self._session.shards.states.pull_settings(
+            lambda: self._session.shards.states.pull(
                 optimizer,
                 clock,
                 spec_digest=spec_digest,
+                only_settings=only_settings,
                 on_waiting=WaitingLog().note,
                 timeout_s=self._timeout_s,
             )

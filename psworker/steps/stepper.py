@@ -33,12 +33,10 @@ from psworker.errors import (
     StepTimeoutError,
     refuse_closed,
 )
-from psworker.event_loop import EventLoop
 from psworker.member.catch_up import catch_up, pull_lost, pull_values
 from psworker.member.core import Missed, NextPush, Pull
 from psworker.member.exchange import Delivery, PushExchange
 from psworker.member.joining import Joined, Joining, LostStart
-from psworker.member.session import Session
 from psworker.optim import gradients
 from psworker.optim.buffers import leads
 from psworker.optim.gradients import SpentGradients
@@ -51,7 +49,6 @@ from psworker.optim.step_contents import (
     StepContents,
 )
 from psworker.optim.user_calls import UserCalls
-from psworker.steps.job_tensors import JobTensors
 from psworker.steps.model_hooks import ModelHooks
 from psworker.steps.notices import Notices
 from psworker.steps.sending import Sending
@@ -81,28 +78,23 @@ class Stepper:
 
     def __init__(
         self,
-        loop: EventLoop,
-        session: Session,
-        tensors: JobTensors,
+        sending: Sending,
         *,
         pending: PendingData,
         joined: Joined,
         timeout_s: float,
         calls: UserCalls | None = None,
-        sending: Sending | None = None,
     ) -> None:
         """Takes over a worker that has joined.
 
         Args:
-            loop: Where calls run.
-            session: The worker.
-            tensors: What it trains.
+            sending: How pushes leave: the worker and what it trains.
             pending: Data that was drawn and not yet pushed or reported.
             joined: Its place in the job.
             timeout_s: Longest time for a step.
             calls: The calls of the script, by default those of this stepper alone.
-            sending: How pushes leave, by default within their step.
         """
+        loop, session, tensors = sending.loop, sending.session, sending.tensors
         self._loop = loop
         self.calls = calls or UserCalls(timeout_s)
         self._models = tuple(tensors.given.models.values())
@@ -116,7 +108,7 @@ class Stepper:
         self._buffers.note_all(store)
         self.compression = tensors.compression
         self._timeout_s = timeout_s
-        self._sending = sending or Sending(loop, session, tensors)
+        self._sending = sending
         self._unfinished: PushExchange | None = None
         self._lost: LostStart | None = None
         # Values that were loaded with optimizer state, until both count.
@@ -164,7 +156,7 @@ class Stepper:
 
     @property
     def generation(self) -> int:
-        """Newest generation that the coordinator or a shard has told."""
+        """Newest generation that the coordinator or a shard has named."""
         return self._session.core.generation_heard
 
     def next_place(self) -> tuple[int, int, int]:
@@ -466,7 +458,7 @@ class Stepper:
             )
 
     def _settle_unfinished(self, exchange: PushExchange) -> None:
-        """Completes a push between two steps; the next one may be told of it."""
+        """Completes a push between two steps; the next one may report it."""
         is_behind = self.has_gradient
         result = self._finish(exchange, self._taken_back())
         if exchange.contents.trailer.publishes and not result.rejoined:
@@ -753,7 +745,7 @@ class Stepper:
         """Does work as a member, again as a new start if it was evicted meanwhile.
 
         Args:
-            work: Given this worker's clock.
+            work: Called with this worker's clock.
         """
         while True:
             self.refuse_closed()
@@ -951,7 +943,7 @@ class Stepper:
         return self._spent.has_others(self._store.tensors)
 
     def note_zeroed(self) -> None:
-        """What was behind gradients that are gone has no weight."""
+        """What was behind gradients that were zeroed has no weight."""
         if self.pending.has_trained and not self.has_gradient:
             self.pending.throw_away()
 
@@ -1067,7 +1059,7 @@ class Stepper:
         except PsError as error:
             # Of two workers that are out of step each shard refuses the second to come.
             # Others may have taken this push by then, so that its number is used up:
-            # the next call goes on with it, once the other worker is gone.
+            # the next call goes on with it, once the other worker has left.
             may_stand = error.reason is ErrorReason.OPTIMIZER_OUT_OF_PHASE
             if may_stand and len(exchange.pushes) > 1:
                 exchange.has_timed_out = True

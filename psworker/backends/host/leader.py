@@ -33,6 +33,7 @@ from psworker.optim.prepare import Prepared
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import PushExtras
 from psworker.steps.job_tensors import JobTensors
+from psworker.steps.sending import Sending
 from psworker.tensors.value_store import CheckedChunk, ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.retries import told_to_users
@@ -270,10 +271,9 @@ class HostLeader:
     def _made_stepper(self, joined: Joined) -> SharedStepper:
         model, session = self._model, self.session
         assert model is not None, "made before"
+        tensors = JobTensors.of(model.given, model.store, model.buffers)
         return SharedStepper(
-            self._loop,
-            session,
-            JobTensors.of(model.given, model.store, model.buffers),
+            Sending(self._loop, session, tensors),
             pending=self.pending,
             joined=joined,
             timeout_s=self._config.step_timeout_s,

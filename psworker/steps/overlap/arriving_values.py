@@ -218,7 +218,7 @@ class ValueWriter:
             try:
                 self._copier.submit(partial(self._write_all, exchange))
             except BaseException:
-                # Interrupted, before or after it was told: it does not write when
+                # Interrupted, before or after it was begun: it does not write when
                 # this ends, whichever it was.
                 exchange.cancel()
                 self._copier.submit(lambda: None).result()

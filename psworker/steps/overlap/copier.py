@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Copier:
-    """Does one thing after the other, in the order in which it was told to.
+    """Does one thing after the other, in the order of `submit`.
 
     Attributes:
         copies: What it copies gradients in host memory with.
@@ -63,7 +63,7 @@ class Copier:
         return future
 
     def close(self) -> None:
-        """Ends the thread, once it has done what it was told to."""
+        """Ends the thread, once it has done what was submitted."""
         self._work.put(None)
         self._thread.join()
 

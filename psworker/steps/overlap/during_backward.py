@@ -98,16 +98,16 @@ class DuringBackward(Sending):
     def begin_ahead(self, header: PushHeader) -> None:
         self._ahead = ahead = SentAhead(
             header,
-            incarnations_of_shards(self._session),
+            incarnations_of_shards(self.session),
             self._placement,
-            self._loop,
+            self.loop,
             self._copier,
             self._compression.encoder(
                 header.optimizer, header.seed_text, loss_scale=1.0
             ),
-            self._session.shards.segments,
+            self.session.shards.segments,
         )
-        self._session.shards.begin_ahead(ahead.calls)
+        self.session.shards.begin_ahead(ahead.calls)
         self._send_ready(ahead)
 
     def _send_ready(self, ahead: SentAhead) -> None:
@@ -155,7 +155,7 @@ class DuringBackward(Sending):
         loss_scale = contents.trailer.loss_scale
         is_other = bool(
             ahead.header != header
-            or ahead.incarnations != incarnations_of_shards(self._session)
+            or ahead.incarnations != incarnations_of_shards(self.session)
             or (ahead.encoder and ahead.encoder.loss_scale != loss_scale)
         )
         is_empty = all(tensor is None for tensor in contents.tensors)
@@ -196,7 +196,7 @@ class DuringBackward(Sending):
     ) -> bool:
         self._values.open()
         self._values.narrow(scope)
-        exchange.start(self._loop, delivery)
+        exchange.start(self.loop, delivery)
         self._writer.begin(exchange)
         return True
 

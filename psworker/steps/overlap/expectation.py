@@ -36,7 +36,7 @@ class Expectation:
 
     @property
     def optimizer(self) -> str | None:
-        """The one that the next step is of, if that can be told."""
+        """The one that the next step is of, if that is known."""
         if len(self._held) == 1:
             return next(iter(self._held))
         return self._successors.get(self._newest)

@@ -1,7 +1,7 @@
 """The chunks of one push that went before its step, and what the step makes of them.
 
 Until the step the shards hold them as replaceable. The script may have changed
-gradients since, in ways that nobody is told of: so the bytes that were sent are
+gradients since, in ways that nothing announces: so the bytes that were sent are
 compared with those of the gradient as it is, by their digest, and what differs goes
 again before the trailer.
 
@@ -185,7 +185,7 @@ class SentAhead:
     def _send_copy(self, chunk: Chunk, gradients: dict[int, torch.Tensor]) -> None:
         if self._is_dropped:
             return
-        # The shard may read what it was told of first: what differs goes in a message.
+        # The shard may read what was announced first: what differs goes in a message.
         is_first = chunk.index not in self._sent
         segments = self._segments.of(chunk.shard_index) if is_first else None
         message = self._copier.copies.encode(chunk, gradients, self.encoder, segments)

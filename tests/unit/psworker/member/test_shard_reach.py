@@ -146,7 +146,7 @@ async def test_who_is_evicted_is_told_the_shard_if_that_is_why() -> None:
     shards = Shards()
     cause = shards.membership.eviction_cause
     assert cause == "the coordinator had no sign of life from it for a lease"
-    await shards.reach.tell({0: 0.0, 1: 0.02})
+    await shards.reach.report({0: 0.0, 1: 0.02})
 
     assert shards.membership.eviction_cause == (
         "it gets no answer from shard 1 at host:1, and others do"
@@ -162,7 +162,7 @@ async def test_a_coordinator_that_is_away_stops_no_wait() -> None:
     reach = ShardReach(
         cast("ShardClients", shards), WORKER, shards.membership, fail, lease_s=0.02
     )
-    await reach.tell({1: 5.0})
+    await reach.report({1: 5.0})
 
     assert shards.membership.unreached == "shard 1 at host:1"
 
