@@ -5,13 +5,15 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from tests.conformance.report import Row, table
-from tests.doubles.children import Nursery
 from tests.fault.tally import Tally
+
+if TYPE_CHECKING:
+    from tests.doubles.children import Nursery
 
 # Before anything imports torch, and for every process that a test starts: the threads
 # of torch's own spin while they wait for each other, and on two cores a training step
@@ -36,8 +38,10 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def nursery() -> Iterator["Nursery"]:
     """Forks the processes of tests that are not of how a process starts."""
+    from tests.doubles.children import Nursery  # imports torch, which is set up here
+
     with Nursery() as made:
         yield made
 
