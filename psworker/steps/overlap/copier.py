@@ -1,8 +1,14 @@
-"""A thread that copies and hashes for the one that computes.
+"""Copies of gradients beside what computes: by a thread, and by streams of devices.
 
-numpy and xxhash let go of the interpreter's lock while they go through a chunk, so that
+numpy and xxhash release the interpreter's lock while they go through a chunk, so that
 the other thread computes meanwhile. A daemon: a script that ends without `close()`
 isn't held up by a copy that waits for the network.
+
+A copy from a CUDA device runs on a stream of its own into pinned memory, after what
+computes the data and beside what is computed later; an event is recorded when it is
+done. No thread waits for the device.
+
+Writes meanwhile make a copy a mix, which the step finds out by its digest.
 """
 
 import queue
@@ -18,7 +24,6 @@ import xxhash
 from pswire.frames import REQUEST_CHUNK_FIELD, bits_to_bytes
 from pswire.placement import Chunk
 from pswire.torch_types import TORCH_DTYPES
-from psworker.tensors.staging import Staging
 from psworker.tensors.tensor_chunks import Bytes, ChunkEncoder, dense_message, run_of
 from psworker.transport.shard_segments import ShardSegments
 
@@ -44,11 +49,7 @@ class Copier:
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Has some work done.
-
-        Returns:
-            What it came to.
-        """
+        """Has some work done; the future has its result."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -76,10 +77,8 @@ class Copier:
 class ChunkCopies:
     """Makes messages out of dense gradients in host memory, in one thread.
 
-    These may change while they are read. So each is copied to memory of its own first,
-    and what is hashed and sent is the copy: a change meanwhile makes the copy a mix,
-    which the step finds out by its digest, and never a chunk whose digest is not that
-    of its bytes.
+    These may change while they are read. So each is copied first, and the copy is
+    hashed and sent: no chunk has another digest than that of its bytes.
 
     Attributes:
         digest: Of the elements of the last message, where that has them encoded.
@@ -144,3 +143,45 @@ class ChunkCopies:
     def _grow(self, byte_count: int) -> None:
         if len(self._memory) < byte_count:
             self._memory = np.empty(byte_count, np.uint8)
+
+
+class StagedCopy:
+    """A copy that is under way."""
+
+    def __init__(self, host: torch.Tensor, done: torch.cuda.Event) -> None:
+        self._host = host
+        self._done = done
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is complete, without waiting."""
+        return bool(self._done.query())
+
+    def wait(self) -> torch.Tensor:
+        """The data on the host, once all of it is there."""
+        self._done.synchronize()
+        return self._host
+
+
+class Staging:
+    """A stream for each device."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    @torch.no_grad()
+    def begin(self, data: torch.Tensor) -> StagedCopy:
+        """Begins to copy a tensor of a device, of any shape; returns at once."""
+        stream = self._streams.get(data.device)
+        if stream is None:
+            stream = self._streams[data.device] = torch.cuda.Stream(data.device)
+        # From torch's cache: pinned memory is made once and used again.
+        host = torch.empty(data.shape, dtype=data.dtype, pin_memory=True)
+        stream.wait_stream(torch.cuda.current_stream(data.device))
+        with torch.cuda.stream(stream):
+            host.copy_(data, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record(stream)
+        # Not given to others before the copy has read it.
+        data.record_stream(stream)
+        return StagedCopy(host, done)

@@ -30,9 +30,8 @@ from pswire.torch_types import buffer_of
 from psworker.event_loop import EventLoop
 from psworker.member.ahead_calls import AheadCalls
 from psworker.member.outgoing_push import OutgoingPush, header_message
-from psworker.steps.overlap.copier import Copier
+from psworker.steps.overlap.copier import Copier, StagedCopy
 from psworker.tensors.push_compression import PushEncoder
-from psworker.tensors.staging import StagedCopy
 from psworker.tensors.tensor_chunks import ChunkSource, dense_message
 from psworker.transport.shard_segments import NO_SEGMENTS, Segments
 from psworker.transport.values import PushHeader, PushTrailer
