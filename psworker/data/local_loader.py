@@ -128,7 +128,13 @@ class LocalLoader(PreparedLoader):
         """
         if self._ended is not None and not self._draws.pending.has_ahead(self._name):
             (number, epoch), self._ended = self._ended, None
-            self._report = self._report_of(number, epoch)
+            batch_sampler = self._loader.batch_sampler
+            self._report = epoch.report(
+                self._name,
+                number,
+                is_by_batch=type(batch_sampler) is not BatchSampler,
+                left_out=_left_out(batch_sampler),
+            )
         return self._report
 
     def set_epoch(self, epoch: int) -> None:
@@ -145,22 +151,10 @@ class LocalLoader(PreparedLoader):
         batches = iter(self._fetcher)
         return _LocalIteration(self, epoch, batches, self._feed.sizes)
 
-    def _draw(self, epoch: EpochDraws, size: int, batch: object) -> None:
-        self._draws.draw(self._name, epoch, size, batch)
-
     def _end(self, number: int, epoch: EpochDraws) -> None:
         self._draws.pending.end(self._name)
         self._report, self._ended = None, (number, epoch)
         _ = self.report  # as of now, if nothing is to come
-
-    def _report_of(self, number: int, epoch: EpochDraws) -> EpochReport:
-        batch_sampler = self._loader.batch_sampler
-        return epoch.report(
-            self._name,
-            number,
-            is_by_batch=type(batch_sampler) is not BatchSampler,
-            left_out=_left_out(batch_sampler),
-        )
 
 
 class _LocalIteration:
@@ -188,7 +182,8 @@ class _LocalIteration:
         except StopIteration:
             self._loader._end(self._number, self._epoch)
             raise
-        self._loader._draw(self._epoch, self._sizes.popleft(), batch)
+        loader, size = self._loader, self._sizes.popleft()
+        loader._draws.draw(loader._name, self._epoch, size, batch)
         return batch
 
 

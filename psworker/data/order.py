@@ -302,9 +302,11 @@ class EpochDraw:
             return self._order_of_batches(drawn)
         order = _positions(drawn)
         if len(order) != self.shape.position_count:
+            most = self._way.count_max
+            count = len(order) if len(order) <= most else f"more than {most}"
             raise LoaderRefused(
-                f"the sampler drew {_count_text(len(order), self._way.count_max)} "
-                f"samples, but its length is {self.shape.position_count}"
+                f"the sampler drew {count} samples, but its length is "
+                f"{self.shape.position_count}"
             )
         return EpochOrder(order, is_batched=self._way.is_batched)
 
@@ -422,10 +424,6 @@ def _count_max(sampler: Any, loader: DataLoader[Any]) -> int:  # noqa: ANN401
     length = _length(sampler)
     dataset: Any = loader.dataset
     return len(dataset) if length is None else length
-
-
-def _count_text(count: int, count_max: int) -> str:
-    return str(count) if count <= count_max else f"more than {count_max}"
 
 
 def _draws_lists(sampler: Any, dataset: object) -> bool:  # noqa: ANN401

@@ -89,10 +89,7 @@ class DeclaredTensors:
             index: _Known(self.tensors[index], _look_of(self.tensors[index]))
             for index in watched
         }
-        self._modules = [
-            module for model in bound.models.values() for module in model.modules()
-        ]
-        self._structure = list(map(_structure_of, self._modules))
+        self._note_structure()
 
     def look(self) -> list[int]:
         """Compares what there is with what there was at the last look.
@@ -121,6 +118,10 @@ class DeclaredTensors:
         if moved:
             self._note(moved)
         return list(moved)
+
+    def _note_structure(self) -> None:
+        self._modules = list(_modules_of(self._models.values()))
+        self._structure = list(map(_structure_of, self._modules))
 
     def _note(self, moved: Mapping[int, torch.Tensor]) -> None:
         tensors = list(self.tensors)
@@ -226,10 +227,7 @@ class DeclaredTensors:
                 raise ConfigurationError(_replaced_text(entry, name))
         if found:
             raise ConfigurationError(_added_text(found))
-        self._modules = [
-            module for model in self._models.values() for module in model.modules()
-        ]
-        self._structure = list(map(_structure_of, self._modules))
+        self._note_structure()
         slots = _slots_of(self._models.values())
         for index, held in self._slots.items():
             # A tensor that was exchanged too is still found by its slots.

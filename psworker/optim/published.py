@@ -1,6 +1,7 @@
 """What a script names when it publishes values: which tensors of the job they are."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final
 
 import torch
@@ -30,7 +31,8 @@ def published_entries(
     for each in what:
         if isinstance(each, nn.Module):
             # What a module has beside, such as buffers of its own, is in no job.
-            own = {indexes[id(t)] for t in _tensors_of(each) if id(t) in indexes}
+            tensors_of_it = chain(each.parameters(), each.buffers())
+            own = {indexes[id(t)] for t in tensors_of_it if id(t) in indexes}
             if not own:
                 raise ConfigurationError(
                     f"publish() was given a {type(each).__name__} that has no tensor "
@@ -49,11 +51,6 @@ def published_entries(
                 )
             found.add(index)
     return tuple(sorted(found))
-
-
-def _tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 def _described(tensor: object) -> str:
