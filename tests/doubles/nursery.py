@@ -27,8 +27,6 @@ from typing import Any, Final
 
 import typer
 
-from psserver.shard.tensors.supported_optimizers import load_optimizers
-
 PR_SET_PDEATHSIG: Final = 1
 END: Final = "end"
 IMPORTED: Final = (
@@ -51,6 +49,10 @@ def load() -> None:
     """Imports what children need. Nothing here may start a thread or a channel."""
     for name in (*IMPORTED, *sys.argv[1:]):
         importlib.import_module(name)
+    # Not at the top: the process of the tests reads this module before it has set how
+    # many threads torch has.
+    from psserver.shard.tensors.supported_optimizers import load_optimizers
+
     load_optimizers()
     # Imports a good deal, which a command line leaves until it is read.
     typer.main.get_command(sys.modules["psserver.__main__"].app)
