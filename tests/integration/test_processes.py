@@ -113,7 +113,7 @@ def test_a_shard_that_has_outlived_its_job_ends(
         processes.address("first")
         processes.start_daemon("shard", "shard", f"--coordinator={coordinator}")
         processes.address("shard")
-        while "shard 0 at" not in processes.log("first"):
+        while "shard 0 registered at" not in processes.log("first"):
             time.sleep(0.05)
         processes.send("first", signal.SIGKILL)
         processes.code("first")
