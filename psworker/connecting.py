@@ -200,10 +200,6 @@ def refuse_second(coordinator: str, wanted_id: str) -> None:
 
     A connection that the job has ended or evicted is closed for it.
 
-    Args:
-        coordinator: Where it goes.
-        wanted_id: The wanted id, empty for none.
-
     Raises:
         ConfigurationError: It is connected already, and gives no other id.
     """
@@ -226,14 +222,8 @@ def note_worker(
 ) -> None:
     """Notes that this thread has connected.
 
-    Warns once if this process is several workers then, unless that is clearly meant: by
-    whoever gives ids, and has a thread for each of them.
-
-    Args:
-        connection: The connection.
-        backend: What is behind it.
-        coordinator: Where it goes.
-        wanted_id: The wanted id, empty for none.
+    Warns once if this process is several workers then, unless each has an id and a
+    thread of its own, which is clearly meant.
     """
     global _has_warned_of_several
     thread, place = threading.current_thread(), _canonical(coordinator)

@@ -1,10 +1,10 @@
 """Which call of a script is under way at a worker, and in which thread.
 
-A step waits for minutes if it must, and meanwhile other code of the script may run: a
-signal handler, a `__del__` that the garbage collector calls, another thread. What that
-asks of psworker must neither take up the step's push nor leave it half done. So one
-call is under way at a time. Of the same thread a second one is refused, since the first
-can't go on before it has ended; of another thread it waits.
+A step may wait for minutes, and meanwhile other code of the script may run: a signal
+handler, a `__del__` that the garbage collector calls, another thread. Its calls must
+neither go on with the step's push nor leave it half done. So one call is under way at a
+time. Of the same thread a second one is refused, since the first can't go on before it
+has ended; of another thread it waits.
 
 The lock is one that C acquires and releases, by `with`: a handler that raises between
 two instructions of Python can't leave it taken.
@@ -33,11 +33,7 @@ class UserCalls:
     """The calls of one worker."""
 
     def __init__(self, wait_s: float = WAIT_S_DEFAULT) -> None:
-        """Nothing is under way.
-
-        Args:
-            wait_s: Longest wait for the call of another thread.
-        """
+        """Takes the longest wait for the call of another thread."""
         self._lock: Any = threading.RLock()  # `_is_owned` is not in its stub
         self._wait_s = wait_s
         self._name = ""
@@ -65,14 +61,7 @@ class UserCalls:
         return os.getpid() != self._process_id
 
     def refuse_within(self, name: str) -> None:
-        """Refuses a call from within another one of the same thread.
-
-        Args:
-            name: The call, as the script has it.
-
-        Raises:
-            ConfigurationError: One is under way.
-        """
+        """Raises a `ConfigurationError` within another call of the same thread."""
         if self.is_within:
             raise ConfigurationError(
                 f"{name} was called while {self._name} of the same thread is under "
@@ -85,13 +74,7 @@ class UserCalls:
     def run(
         self, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Does what a call is for, when no other one is under way.
-
-        Args:
-            name: The call, as the script has it.
-            call: Does it.
-            args: Given to it.
-            kwargs: Given to it too.
+        """Runs a call, which has that name in the script, when no other is under way.
 
         Raises:
             ConfigurationError: It was called from within another one.
@@ -121,11 +104,7 @@ class UserCalls:
             self._is_lent = was_lent
 
     def _wait(self, name: str) -> None:
-        """Returns when the call of another thread has ended.
-
-        Raises:
-            WaitTimeoutError: It did not in time.
-        """
+        """Returns when the call of another thread has ended."""
         other = self._name
         if not self._is_free(self._wait_s):
             raise WaitTimeoutError(
@@ -144,7 +123,7 @@ class UserCalls:
 
 
 class _Caller(Protocol):
-    """Whoever has calls of one worker."""
+    """What makes calls of one worker."""
 
     _calls: UserCalls
 
@@ -155,11 +134,7 @@ S = TypeVar("S", bound=_Caller)
 def in_turn(
     name: str,
 ) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], T]]:
-    """Makes a method one of its worker's calls, see `UserCalls`.
-
-    Args:
-        name: The call, as the script has it.
-    """
+    """Makes a method a call of its worker, under the name that scripts have for it."""
 
     def decorate(
         call: Callable[Concatenate[S, P], T],

@@ -151,11 +151,6 @@ class HostLeader:
         assert self._opening is not None, "opened when it became the leader"
         return await self._opening.awaited()
 
-    @property
-    def stepper(self) -> SharedStepper | None:
-        """The group's pushes, if this process has made any."""
-        return self._stepper
-
     def found(self) -> GroupStatus:
         """Joins the job as a new start of a worker; the memory then has its values.
 
@@ -180,12 +175,7 @@ class HostLeader:
         return found, stepper.status(self.token)
 
     def rejoin(self, status: GroupStatus, rejoin_count: int) -> GroupStatus:
-        """Joins the job again after an eviction, unless that was done since.
-
-        Args:
-            status: Of the group when it was evicted.
-            rejoin_count: How often it had joined again, as the asking process knows.
-        """
+        """Rejoins the job after an eviction, unless that was done since this count."""
         stepper = self.going_on(status)
         if stepper.rejoin_count <= rejoin_count:
             stepper.rejoin()

@@ -128,11 +128,6 @@ class LeaderElection(ABC):
         expected = self._expected_leader()
         return frozenset(each for each in self._here if each == expected)
 
-    @property
-    def is_short(self) -> bool:
-        """Whether it waits for processes that never came."""
-        return self.view is None and len(self._here) + 1 < self._count
-
     def take_effects(self) -> list[Effect]:
         """What to do, in order; each once."""
         effects, self._effects = self._effects, []

@@ -167,10 +167,6 @@ class Rendezvous:
     def __init__(self, group: str, index: int) -> None:
         """Waits for its turn, and listens.
 
-        Args:
-            group: Names the group and nothing else on this machine.
-            index: Number of this process.
-
         Raises:
             ConfigurationError: A living process has this number.
         """
