@@ -188,6 +188,8 @@ class MemberCore:
 
     def want_place(self) -> None:
         """The script wants to join, with values that no shard has."""
+        # A new leader of a group has settled what the group's last start has pushed.
+        self.sequence = 0
         self._wants_place = True
         self._asked_view_count = 0
         self._seeded_order = None

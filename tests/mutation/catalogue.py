@@ -905,6 +905,20 @@ BUGS = (
         tests=(f"{WORKER_TESTS}/member/test_core.py",),
     ),
     PlantedBug(
+        "a start that joins goes on with the push numbers of the one before",
+        (
+            Edit(
+                f"{WORKER}/member/core.py",
+                "        self.sequence = 0\n        self._wants_place = True\n",
+                "        self._wants_place = True\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/member/test_core.py",
+            "tests/fault/test_host_groups.py",
+        ),
+    ),
+    PlantedBug(
         "a joiner does not ask a coordinator that was started anew",
         (
             Edit(

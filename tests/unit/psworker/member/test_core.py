@@ -178,6 +178,17 @@ def test_pushes_are_numbered_and_each_is_of_the_clock_of_the_newest_record() -> 
     assert (first.is_of_longest, second.is_of_longest) == (False, True)
 
 
+def test_a_start_that_joins_numbers_its_pushes_anew() -> None:
+    """Also where it has settled those of another: a group's leader that comes late."""
+    core = MemberCore(ME)
+    core.acknowledge(6)
+    core.want_place()
+    core.joined(Join(1))
+    core.take_record(record(1, member(ME, 7)))
+
+    assert core.next_push().sequence == 1
+
+
 def test_an_older_record_changes_nothing() -> None:
     core = joined()
 
