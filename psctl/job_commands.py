@@ -147,8 +147,8 @@ def check_history(
 
     Example: psctl check-history runs/monday/
 
-    Exit code 1 when a promise was broken, 75 when histories were still being written
-    meanwhile, so that a break may come from that: check again when the job has ended.
+    Exit code 1 when a promise was broken. 75 when one looks broken, but histories were
+    still being written: check again when the job has ended.
 
     Start the processes with --history FOLDER/,
     or with PS_HISTORY, to have histories; see docs/history.md.

@@ -70,16 +70,16 @@ class JobOptions:
         number_option(
             allowed=WORKERS_MIN,
             metavar="N",
-            help="Workers to wait for before the first clock. With fewer than these a "
-            "lost worker is not evicted, and the job waits.",
+            help="Workers the job waits for before its first clock. If fewer than "
+            "these would be left, a lost worker is not evicted and the job waits.",
         ),
     ] = 1
     on_worker_loss: Annotated[
         str,
         choice_option(
             LossPolicy.labels(),
-            help="After the loss of a worker: go on with those left, or wait for a "
-            "process under its worker id, which goes on in the clock that was open.",
+            help="After the loss of a worker: go on with those left, or wait until a "
+            "process registers under its worker id, which continues the open clock.",
         ),
     ] = LossPolicy.CONTINUE.label
     step_atomicity: Annotated[
@@ -125,9 +125,9 @@ class JobOptions:
             allowed=CHUNK_KIB,
             metavar="KIB",
             help="Size of the chunks in which the model is sent, updated and returned: "
-            f"{CHUNK_BYTES_ASKED_MIN >> 10} to {CHUNK_BYTES_MAX >> 10}, in "
-            f"a job that compresses at most {VALUES_PART_BYTES >> 10}; by default 1 "
-            "MiB, and more for large models.",
+            f"from {CHUNK_BYTES_ASKED_MIN >> 10} to {CHUNK_BYTES_MAX >> 10} KiB, at "
+            f"most {VALUES_PART_BYTES >> 10} in a job that compresses. By default "
+            "1024, and more for large models.",
             show_default=False,
         ),
     ] = None

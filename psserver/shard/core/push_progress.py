@@ -23,7 +23,7 @@ from psserver.shard.core.effects import (
 )
 from psserver.shard.core.push import PushId, Trailer
 from psserver.shard.core.shard_state import ShardState
-from psserver.shard.core.staleness import StalenessCounter
+from psserver.shard.core.staleness_counter import StalenessCounter
 from pswire.clipping import gradient_scale
 from pswire.membership import ClockChoice, Member, WorkerKey, longest_of
 from pswire.outcome import Outcome

@@ -3,7 +3,7 @@
 from psserver.shard.core.effects import ApplyChunk
 from psserver.shard.core.member_on_shard import MembersOnShard
 from psserver.shard.core.push import PushId, Reply
-from psserver.shard.core.staleness import COUNTED_MAX, StalenessCounter
+from psserver.shard.core.staleness_counter import COUNTED_MAX, StalenessCounter
 from pswire.membership import Mode
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard
