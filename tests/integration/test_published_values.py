@@ -15,7 +15,7 @@ import psworker
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.push import PushId, StagedChunk, Trailer
 from psserver.shard.core.shard import ShardCore
-from pswire.membership import Mode, StepAtomicity, WorkerState
+from pswire.membership import Mode, StepAtomicity, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from psworker.errors import ConfigurationError, OptimizerMismatchError
 from tests.doubles.chunk_sizes import cut_into
@@ -164,12 +164,18 @@ def test_of_two_that_each_refuse_the_other_on_a_shard_one_goes_on_with_the_same_
         chunks: Mapping[int, StagedChunk],
     ) -> None:
         first = key("w0") if core is job.shards[0].model.core else key("w1")
-        known = core.on_shard.window_of(first).next_entry
-        is_early = known is None or known.trailer is None
-        if push.worker != first and is_early and core.clocks.member_of(first):
+        if push.worker == first:
+            add_push(core, push, entry, trailer, chunks)
+            arrived.add(first)
+            return
+        # Not before the other shard has this one's push either: to be refused here
+        # ends the call there.
+        members = filter(core.clocks.member_of, (first, push.worker))
+        if not arrived.issuperset(members):
             raise Refusal(ErrorReason.RECOVERING, "the other one comes first")
         add_push(core, push, entry, trailer, chunks)
 
+    arrived: set[WorkerKey] = set()
     are_refused = threading.Barrier(2, timeout=20)
     is_done = threading.Event()
 
