@@ -22,6 +22,7 @@ class Server:
     Attributes:
         call_count: Calls so far.
         has_lost: Set when a call was cancelled with a push unanswered.
+        has_one: Set when it has a push that it leaves unanswered.
         has_ended: Set when a call had no more pushes.
         lingers: Whether it lets such a call go on.
     """
@@ -29,6 +30,7 @@ class Server:
     def __init__(self) -> None:
         self.call_count = 0
         self.has_lost = asyncio.Event()
+        self.has_one = asyncio.Event()
         self.has_ended = asyncio.Event()
         self.lingers = False
 
@@ -43,6 +45,7 @@ class Server:
             if request == b"end":
                 return
             if request == b"wait":
+                self.has_one.set()
                 try:
                     await asyncio.Event().wait()
                 finally:
@@ -157,7 +160,7 @@ async def test_a_push_that_is_cancelled_ends_at_the_server_too() -> None:
     async with connected() as (server, pushes):
         await pushes.push(b"1", timeout_s=TIMEOUT_S)
         cancelled = asyncio.create_task(pushes.push(b"wait", timeout_s=TIMEOUT_S))
-        await asyncio.sleep(0)
+        await asyncio.wait_for(server.has_one.wait(), TIMEOUT_S)
 
         cancelled.cancel()
         # At once, and beside the one that is being cancelled.
