@@ -158,6 +158,13 @@ _PURPOSES = {
 }
 
 
+class CutPurpose(IntEnum):
+    """What a cut is for; mirrors `pswire.v1.CutPurpose`."""
+
+    SNAPSHOT = 1
+    CHECKPOINT = 2
+
+
 class WorkerState(StrEnum):
     """Stage of one start of one worker."""
 

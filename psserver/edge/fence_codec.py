@@ -23,7 +23,7 @@ def fence_request(
         fence_number=report.fence_number,
         shard_index=shard_index,
         incarnation=incarnation,
-        workers=[_holding_message(holding) for holding in report.holdings],
+        workers=[holding_message(holding) for holding in report.holdings],
         trailer_clock_max=report.trailer_clock_max,
         touched_clock_max=report.touched_clock_max,
         applied_clock=report.applied_clock,
@@ -45,7 +45,7 @@ def read_fence_report(message: messages.ReportFenceRequest) -> FenceReport:
     """
     return FenceReport(
         fence_number=message.fence_number,
-        holdings=tuple(_read_holding(holding) for holding in message.workers),
+        holdings=tuple(read_holding(holding) for holding in message.workers),
         trailer_clock_max=message.trailer_clock_max,
         touched_clock_max=message.touched_clock_max,
         applied_clock=message.applied_clock,
@@ -63,7 +63,7 @@ def read_fence_report(message: messages.ReportFenceRequest) -> FenceReport:
     )
 
 
-def _holding_message(holding: WorkerHolding) -> messages.WorkerReport:
+def holding_message(holding: WorkerHolding) -> messages.WorkerReport:
     sequences = [sequence for sequence, _ in holding.ranges]
     pieces = [piece for _, piece in holding.ranges]
     return messages.WorkerReport(
@@ -78,7 +78,7 @@ def _holding_message(holding: WorkerHolding) -> messages.WorkerReport:
     )
 
 
-def _read_holding(message: messages.WorkerReport) -> WorkerHolding:
+def read_holding(message: messages.WorkerReport) -> WorkerHolding:
     ranges = read_ranges([pushed.range for pushed in message.ranges])
     sequences = [pushed.sequence for pushed in message.ranges]
     return WorkerHolding(

@@ -14,6 +14,7 @@ from psserver.coordinator.core.coordinator_effects import (
 from psserver.coordinator.core.job_progress import JobProgress
 from psserver.coordinator.core.roster import WorkerEntry
 from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
+from psserver.edge.cut_report import CutReport
 from psserver.edge.fence_report import FenceReport, WorkerHolding
 from pswire.membership import ClockChoice, FenceKind, Member, Record
 from tests.doubles.core_values import TERMS
@@ -196,7 +197,7 @@ class DrivenCoordinator:
     def copy_all(self, snapshot_id: int) -> None:
         """Every shard has its image."""
         for slot in self.core.shards.slots:
-            self.core.report_cut(slot, snapshot_id, "", self.now_ms)
+            self.core.report_cut(slot, CutReport(snapshot_id), self.now_ms)
 
     # Workers
 

@@ -25,6 +25,7 @@ from psserver.coordinator.core.coordinator_effects import (
 from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.snapshots import SnapshotEntry
 from psserver.edge.coordinator_settings import CoordinatorSettings
+from psserver.edge.cut_report import CutReport
 from psserver.edge.fence_report import FenceReport
 from psserver.shard.core.shard_fence import Cut
 from pswire.job_terms import JobTerms
@@ -210,7 +211,7 @@ class SimulatedCoordinator:
     def report_image(self, shard_index: int, snapshot_id: int) -> None:
         """Word of a shard's image has arrived."""
         slot = self.core.shards.slots[shard_index]
-        self.core.report_cut(slot, snapshot_id, "", self.now_ms)
+        self.core.report_cut(slot, CutReport(snapshot_id), self.now_ms)
         self.pump()
 
     # Workers

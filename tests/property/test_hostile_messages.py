@@ -138,6 +138,11 @@ def coordinator_requests() -> dict[str, Requests]:
         "WatchShard": {"incarnation": 1},
         "ReportFence": {"incarnation": 1, "fence_number": 1, "settled": True},
         "ReportCut": {"incarnation": 1, "snapshot_id": 1},
+        "ReportCheckpoint": {
+            "incarnation": 1,
+            "snapshot_id": 1,
+            "part": control.CheckpointPart(name="part", byte_count=1),
+        },
         "ReportProgress": {"incarnation": 1, "sharing": [WORKER]},
         "RegisterWorker": {"worker_id": "b"},
         "ReportSilence": {
@@ -152,6 +157,7 @@ def coordinator_requests() -> dict[str, Requests]:
         "ListSplits": {"name": "split"},
         "RequestSnapshot": {"newer_than": -1, "timeout_ms": 1},
         "ReleaseSnapshot": {"snapshot_id": 1, "pin_id": 1},
+        "SaveCheckpoint": {"timeout_ms": 1},
         "SetMode": {"mode": membership_pb2.MODE_ASP, "timeout_ms": 1},
         "GetStatus": {},
     }

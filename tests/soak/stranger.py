@@ -289,6 +289,7 @@ def mutated_control(s: Stranger) -> str:
         "LeaseData": control.LeaseDataRequest,
         "RecordSplit": control.RecordSplitRequest,
         "ReportCut": control.ReportCutRequest,
+        "ReportCheckpoint": control.ReportCheckpointRequest,
         "ReportFence": control.ReportFenceRequest,
         "ReportProgress": control.ReportProgressRequest,
         "GetStatus": control.GetStatusRequest,

@@ -227,6 +227,7 @@ class WatchShardResponse(google.protobuf.message.Message):
     CUT_FIELD_NUMBER: builtins.int
     RELEASE_FIELD_NUMBER: builtins.int
     END_FIELD_NUMBER: builtins.int
+    WRITE_FIELD_NUMBER: builtins.int
     @property
     def view(self) -> global___ShardView:
         """Whole current state. First, and whenever the schema changes."""
@@ -255,6 +256,10 @@ class WatchShardResponse(google.protobuf.message.Message):
     def end(self) -> global___JobEnd:
         """The job is over."""
 
+    @property
+    def write(self) -> global___CheckpointWrite:
+        """Write what was copied at a cut into a file."""
+
     def __init__(
         self,
         *,
@@ -265,10 +270,11 @@ class WatchShardResponse(google.protobuf.message.Message):
         cut: global___CutDecision | None = ...,
         release: global___SnapshotRelease | None = ...,
         end: global___JobEnd | None = ...,
+        write: global___CheckpointWrite | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["abort", b"abort", "cut", b"cut", "end", b"end", "event", b"event", "prepare", b"prepare", "record", b"record", "release", b"release", "view", b"view"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["abort", b"abort", "cut", b"cut", "end", b"end", "event", b"event", "prepare", b"prepare", "record", b"record", "release", b"release", "view", b"view"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["view", "prepare", "record", "abort", "cut", "release", "end"] | None: ...
+    def HasField(self, field_name: typing.Literal["abort", b"abort", "cut", b"cut", "end", b"end", "event", b"event", "prepare", b"prepare", "record", b"record", "release", b"release", "view", b"view", "write", b"write"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["abort", b"abort", "cut", b"cut", "end", b"end", "event", b"event", "prepare", b"prepare", "record", b"record", "release", b"release", "view", b"view", "write", b"write"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["view", "prepare", "record", "abort", "cut", "release", "end", "write"] | None: ...
 
 global___WatchShardResponse = WatchShardResponse
 
@@ -282,6 +288,7 @@ class FencePrepare(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     SEEDER_FIELD_NUMBER: builtins.int
     EVICTING_FIELD_NUMBER: builtins.int
+    CHECKPOINT_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     kind: pswire.v1.membership_pb2.FenceKind.ValueType
@@ -294,6 +301,10 @@ class FencePrepare(google.protobuf.message.Message):
     def evicting(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.WorkerIdentity]:
         """Workers that may be evicted: their reports list their data."""
 
+    @property
+    def checkpoint(self) -> pswire.v1.membership_pb2.CheckpointPlace:
+        """For a start without a seeder, the checkpoint whose values are the first ones."""
+
     def __init__(
         self,
         *,
@@ -301,9 +312,10 @@ class FencePrepare(google.protobuf.message.Message):
         kind: pswire.v1.membership_pb2.FenceKind.ValueType = ...,
         seeder: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
         evicting: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerIdentity] | None = ...,
+        checkpoint: pswire.v1.membership_pb2.CheckpointPlace | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["seeder", b"seeder"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evicting", b"evicting", "fence_number", b"fence_number", "kind", b"kind", "seeder", b"seeder"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "seeder", b"seeder"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "evicting", b"evicting", "fence_number", b"fence_number", "kind", b"kind", "seeder", b"seeder"]) -> None: ...
 
 global___FencePrepare = FencePrepare
 
@@ -339,6 +351,7 @@ class CutDecision(google.protobuf.message.Message):
     SNAPSHOT_ID_FIELD_NUMBER: builtins.int
     CLOCK_FIELD_NUMBER: builtins.int
     SEQUENCES_FIELD_NUMBER: builtins.int
+    PURPOSE_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     snapshot_id: builtins.int
@@ -347,6 +360,8 @@ class CutDecision(google.protobuf.message.Message):
     """In BSP, the clock: contributions up to it are in, later ones are not.
     Otherwise the smallest clock of a member in the cut, for people.
     """
+    purpose: pswire.v1.membership_pb2.CutPurpose.ValueType
+    """What it is for."""
     @property
     def sequences(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.WorkerSequence]:
         """Of each member, its last push that is in."""
@@ -358,10 +373,36 @@ class CutDecision(google.protobuf.message.Message):
         snapshot_id: builtins.int = ...,
         clock: builtins.int = ...,
         sequences: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerSequence] | None = ...,
+        purpose: pswire.v1.membership_pb2.CutPurpose.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "fence_number", b"fence_number", "sequences", b"sequences", "snapshot_id", b"snapshot_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "fence_number", b"fence_number", "purpose", b"purpose", "sequences", b"sequences", "snapshot_id", b"snapshot_id"]) -> None: ...
 
 global___CutDecision = CutDecision
+
+@typing.final
+class CheckpointWrite(google.protobuf.message.Message):
+    """Has a shard write its part of a checkpoint, of a cut that all shards have copied."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
+    snapshot_id: builtins.int
+    """Name of the cut."""
+    @property
+    def place(self) -> pswire.v1.membership_pb2.CheckpointPlace:
+        """Where."""
+
+    def __init__(
+        self,
+        *,
+        snapshot_id: builtins.int = ...,
+        place: pswire.v1.membership_pb2.CheckpointPlace | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["place", b"place"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["place", b"place", "snapshot_id", b"snapshot_id"]) -> None: ...
+
+global___CheckpointWrite = CheckpointWrite
 
 @typing.final
 class SnapshotRelease(google.protobuf.message.Message):
@@ -425,6 +466,7 @@ class ReportFenceRequest(google.protobuf.message.Message):
     MEASURED_FIELD_NUMBER: builtins.int
     MIXED_CLOCKS_FIELD_NUMBER: builtins.int
     PROCESS_ID_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     shard_index: builtins.int
@@ -445,6 +487,8 @@ class ReportFenceRequest(google.protobuf.message.Message):
     """Whether everything of the mode before is applied."""
     process_id: builtins.str
     """Process of the caller, as it has registered: only it knows."""
+    failure: builtins.str
+    """For a start from a checkpoint, why the shard can't load its values; else empty."""
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerReport]:
         """What the shard holds of each member."""
@@ -492,9 +536,10 @@ class ReportFenceRequest(google.protobuf.message.Message):
         measured: pswire.v1.membership_pb2.ClockChoice | None = ...,
         mixed_clocks: collections.abc.Iterable[pswire.v1.membership_pb2.MixedClock] | None = ...,
         process_id: builtins.str = ...,
+        failure: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chosen", b"chosen", "committed", b"committed", "measured", b"measured"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "chosen", b"chosen", "committed", b"committed", "fence_number", b"fence_number", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "measured", b"measured", "mixed_clocks", b"mixed_clocks", "process_id", b"process_id", "settled", b"settled", "shard_index", b"shard_index", "skip_clocks", b"skip_clocks", "touched_clock_max", b"touched_clock_max", "trailer_clock_max", b"trailer_clock_max", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "chosen", b"chosen", "committed", b"committed", "failure", b"failure", "fence_number", b"fence_number", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "measured", b"measured", "mixed_clocks", b"mixed_clocks", "process_id", b"process_id", "settled", b"settled", "shard_index", b"shard_index", "skip_clocks", b"skip_clocks", "touched_clock_max", b"touched_clock_max", "trailer_clock_max", b"trailer_clock_max", "workers", b"workers"]) -> None: ...
 
 global___ReportFenceRequest = ReportFenceRequest
 
@@ -521,7 +566,9 @@ class WorkerReport(google.protobuf.message.Message):
 
     @property
     def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PushedRange]:
-        """For a worker that may be evicted: data of its pushes, oldest first."""
+        """For a worker that may be evicted, and in the report of a checkpoint's cut: data
+        of its pushes, oldest first.
+        """
 
     def __init__(
         self,
@@ -576,7 +623,7 @@ global___ReportFenceResponse = ReportFenceResponse
 
 @typing.final
 class ReportCutRequest(google.protobuf.message.Message):
-    """A shard's part of a snapshot."""
+    """A shard's copy of a cut."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -586,6 +633,7 @@ class ReportCutRequest(google.protobuf.message.Message):
     FAILURE_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
     PROCESS_ID_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
     snapshot_id: builtins.int
     """Name of the snapshot."""
     shard_index: builtins.int
@@ -598,6 +646,10 @@ class ReportCutRequest(google.protobuf.message.Message):
     """Job of the caller, which may have outlived it."""
     process_id: builtins.str
     """Process of the caller, as it has registered: only it knows."""
+    @property
+    def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerReport]:
+        """If the cut is for a checkpoint: what the copy has of each member."""
+
     def __init__(
         self,
         *,
@@ -607,8 +659,9 @@ class ReportCutRequest(google.protobuf.message.Message):
         failure: builtins.str = ...,
         job_id: builtins.str = ...,
         process_id: builtins.str = ...,
+        workers: collections.abc.Iterable[global___WorkerReport] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failure", b"failure", "incarnation", b"incarnation", "job_id", b"job_id", "process_id", b"process_id", "shard_index", b"shard_index", "snapshot_id", b"snapshot_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failure", b"failure", "incarnation", b"incarnation", "job_id", b"job_id", "process_id", b"process_id", "shard_index", b"shard_index", "snapshot_id", b"snapshot_id", "workers", b"workers"]) -> None: ...
 
 global___ReportCutRequest = ReportCutRequest
 
@@ -623,6 +676,93 @@ class ReportCutResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___ReportCutResponse = ReportCutResponse
+
+@typing.final
+class ReportCheckpointRequest(google.protobuf.message.Message):
+    """A shard's part of a checkpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: builtins.int
+    SHARD_INDEX_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    PROCESS_ID_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    snapshot_id: builtins.int
+    """Name of the cut."""
+    shard_index: builtins.int
+    """Who reports."""
+    incarnation: builtins.int
+    """Count of starts of this shard."""
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
+    process_id: builtins.str
+    """Process of the caller, as it has registered: only it knows."""
+    failure: builtins.str
+    """Why it can't be written; else empty."""
+    @property
+    def part(self) -> global___CheckpointPart:
+        """The file. Unset when it can't be written."""
+
+    def __init__(
+        self,
+        *,
+        snapshot_id: builtins.int = ...,
+        shard_index: builtins.int = ...,
+        incarnation: builtins.int = ...,
+        job_id: builtins.str = ...,
+        process_id: builtins.str = ...,
+        part: global___CheckpointPart | None = ...,
+        failure: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["part", b"part"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["failure", b"failure", "incarnation", b"incarnation", "job_id", b"job_id", "part", b"part", "process_id", b"process_id", "shard_index", b"shard_index", "snapshot_id", b"snapshot_id"]) -> None: ...
+
+global___ReportCheckpointRequest = ReportCheckpointRequest
+
+@typing.final
+class CheckpointPart(google.protobuf.message.Message):
+    """A file of a checkpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    BYTE_COUNT_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    FINITE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name in the checkpoint."""
+    byte_count: builtins.int
+    """Its bytes."""
+    sha256: builtins.str
+    """SHA-256 of them, in hexadecimal."""
+    finite: builtins.bool
+    """Whether all of its values are finite."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        byte_count: builtins.int = ...,
+        sha256: builtins.str = ...,
+        finite: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["byte_count", b"byte_count", "finite", b"finite", "name", b"name", "sha256", b"sha256"]) -> None: ...
+
+global___CheckpointPart = CheckpointPart
+
+@typing.final
+class ReportCheckpointResponse(google.protobuf.message.Message):
+    """Answer to a report."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReportCheckpointResponse = ReportCheckpointResponse
 
 @typing.final
 class ReportProgressRequest(google.protobuf.message.Message):
@@ -767,6 +907,119 @@ class LostWorker(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["lost_ms", b"lost_ms", "worker", b"worker"]) -> None: ...
 
 global___LostWorker = LostWorker
+
+@typing.final
+class SaveCheckpointRequest(google.protobuf.message.Message):
+    """Asks for a checkpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    protocol_version: builtins.int
+    """Version of this protocol that the sender speaks."""
+    timeout_ms: builtins.int
+    """Longest wait."""
+    def __init__(
+        self,
+        *,
+        protocol_version: builtins.int = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["protocol_version", b"protocol_version", "timeout_ms", b"timeout_ms"]) -> None: ...
+
+global___SaveCheckpointRequest = SaveCheckpointRequest
+
+@typing.final
+class SaveCheckpointResponse(google.protobuf.message.Message):
+    """The checkpoint is committed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAVED_FIELD_NUMBER: builtins.int
+    @property
+    def saved(self) -> global___SavedCheckpoint:
+        """Which one."""
+
+    def __init__(
+        self,
+        *,
+        saved: global___SavedCheckpoint | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["saved", b"saved"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["saved", b"saved"]) -> None: ...
+
+global___SaveCheckpointResponse = SaveCheckpointResponse
+
+@typing.final
+class SavedCheckpoint(google.protobuf.message.Message):
+    """A checkpoint that is committed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    CLOCK_FIELD_NUMBER: builtins.int
+    BYTE_COUNT_FIELD_NUMBER: builtins.int
+    AGE_MS_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """Steps of all workers ever that are in it."""
+    clock: builtins.int
+    """Clock of the cut."""
+    byte_count: builtins.int
+    """Bytes of its files, without the manifest."""
+    age_ms: builtins.int
+    """Time since it was committed."""
+    @property
+    def place(self) -> pswire.v1.membership_pb2.CheckpointPlace:
+        """Where it is."""
+
+    def __init__(
+        self,
+        *,
+        place: pswire.v1.membership_pb2.CheckpointPlace | None = ...,
+        version: builtins.int = ...,
+        clock: builtins.int = ...,
+        byte_count: builtins.int = ...,
+        age_ms: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["place", b"place"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["age_ms", b"age_ms", "byte_count", b"byte_count", "clock", b"clock", "place", b"place", "version", b"version"]) -> None: ...
+
+global___SavedCheckpoint = SavedCheckpoint
+
+@typing.final
+class CheckpointStatus(google.protobuf.message.Message):
+    """Where the making of checkpoints stands."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    URL_FIELD_NUMBER: builtins.int
+    INTERVAL_FIELD_NUMBER: builtins.int
+    NEWEST_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    url: builtins.str
+    """Folder of all checkpoints."""
+    interval: builtins.str
+    """How often one is made, such as `10min`."""
+    failure: builtins.str
+    """Why the last try has failed. Empty when it has not."""
+    @property
+    def newest(self) -> global___SavedCheckpoint:
+        """The newest one. Unset before the first."""
+
+    def __init__(
+        self,
+        *,
+        url: builtins.str = ...,
+        interval: builtins.str = ...,
+        newest: global___SavedCheckpoint | None = ...,
+        failure: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["newest", b"newest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["failure", b"failure", "interval", b"interval", "newest", b"newest", "url", b"url"]) -> None: ...
+
+global___CheckpointStatus = CheckpointStatus
 
 @typing.final
 class SetModeRequest(google.protobuf.message.Message):
@@ -2013,6 +2266,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     COMPRESSION_FIELD_NUMBER: builtins.int
     SPLITS_FIELD_NUMBER: builtins.int
     EPOCHS_FIELD_NUMBER: builtins.int
+    CHECKPOINTS_FIELD_NUMBER: builtins.int
     phase: global___JobPhase.ValueType
     """Stage."""
     generation: builtins.int
@@ -2061,6 +2315,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     def epochs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EpochAccount]:
         """Data of the epochs that were opened last, the newest first."""
 
+    @property
+    def checkpoints(self) -> global___CheckpointStatus:
+        """Unset where the job makes no checkpoints."""
+
     def __init__(
         self,
         *,
@@ -2083,8 +2341,9 @@ class GetStatusResponse(google.protobuf.message.Message):
         compression: builtins.str = ...,
         splits: collections.abc.Iterable[global___SplitRecord] | None = ...,
         epochs: collections.abc.Iterable[global___EpochAccount] | None = ...,
+        checkpoints: global___CheckpointStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "splits", b"splits", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "settings", b"settings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "splits", b"splits", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse

@@ -55,6 +55,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCutRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCutResponse.FromString,
                 _registered_method=True)
+        self.ReportCheckpoint = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/ReportCheckpoint',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCheckpointRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCheckpointResponse.FromString,
+                _registered_method=True)
         self.ReportProgress = channel.unary_unary(
                 '/pswire.v1.CoordinatorService/ReportProgress',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportProgressRequest.SerializeToString,
@@ -120,6 +125,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotResponse.FromString,
                 _registered_method=True)
+        self.SaveCheckpoint = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/SaveCheckpoint',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.SaveCheckpointRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.SaveCheckpointResponse.FromString,
+                _registered_method=True)
         self.SetMode = channel.unary_unary(
                 '/pswire.v1.CoordinatorService/SetMode',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.SetModeRequest.SerializeToString,
@@ -158,7 +168,14 @@ class CoordinatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportCut(self, request, context):
-        """A shard's part of a snapshot is ready, or failed. Idempotent.
+        """A shard's copy of a cut is made, or failed. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportCheckpoint(self, request, context):
+        """A shard's part of a checkpoint is written, or failed. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -261,6 +278,14 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SaveCheckpoint(self, request, context):
+        """Makes a checkpoint of a cut that begins after the call; returns when it is
+        committed. Calls at the same time share one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetMode(self, request, context):
         """Changes the mode while the job runs; returns when the record is written.
         Idempotent.
@@ -298,6 +323,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ReportCut,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCutRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCutResponse.SerializeToString,
+            ),
+            'ReportCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportCheckpoint,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCheckpointRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCheckpointResponse.SerializeToString,
             ),
             'ReportProgress': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportProgress,
@@ -363,6 +393,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ReleaseSnapshot,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotResponse.SerializeToString,
+            ),
+            'SaveCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.SaveCheckpoint,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.SaveCheckpointRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.SaveCheckpointResponse.SerializeToString,
             ),
             'SetMode': grpc.unary_unary_rpc_method_handler(
                     servicer.SetMode,
@@ -484,6 +519,33 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/ReportCut',
             pswire_dot_v1_dot_coordinator__service__pb2.ReportCutRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.ReportCutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/ReportCheckpoint',
+            pswire_dot_v1_dot_coordinator__service__pb2.ReportCheckpointRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.ReportCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -835,6 +897,33 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/ReleaseSnapshot',
             pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/SaveCheckpoint',
+            pswire_dot_v1_dot_coordinator__service__pb2.SaveCheckpointRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.SaveCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

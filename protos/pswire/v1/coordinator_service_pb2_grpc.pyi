@@ -43,7 +43,13 @@ class CoordinatorServiceStub:
         pswire.v1.coordinator_service_pb2.ReportCutRequest,
         pswire.v1.coordinator_service_pb2.ReportCutResponse,
     ]
-    """A shard's part of a snapshot is ready, or failed. Idempotent."""
+    """A shard's copy of a cut is made, or failed. Idempotent."""
+
+    ReportCheckpoint: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.ReportCheckpointRequest,
+        pswire.v1.coordinator_service_pb2.ReportCheckpointResponse,
+    ]
+    """A shard's part of a checkpoint is written, or failed. Idempotent."""
 
     ReportProgress: grpc.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.ReportProgressRequest,
@@ -134,6 +140,14 @@ class CoordinatorServiceStub:
     ]
     """Ends a reader's pin on a snapshot before its time. Idempotent."""
 
+    SaveCheckpoint: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.SaveCheckpointRequest,
+        pswire.v1.coordinator_service_pb2.SaveCheckpointResponse,
+    ]
+    """Makes a checkpoint of a cut that begins after the call; returns when it is
+    committed. Calls at the same time share one.
+    """
+
     SetMode: grpc.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.SetModeRequest,
         pswire.v1.coordinator_service_pb2.SetModeResponse,
@@ -173,7 +187,13 @@ class CoordinatorServiceAsyncStub:
         pswire.v1.coordinator_service_pb2.ReportCutRequest,
         pswire.v1.coordinator_service_pb2.ReportCutResponse,
     ]
-    """A shard's part of a snapshot is ready, or failed. Idempotent."""
+    """A shard's copy of a cut is made, or failed. Idempotent."""
+
+    ReportCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.ReportCheckpointRequest,
+        pswire.v1.coordinator_service_pb2.ReportCheckpointResponse,
+    ]
+    """A shard's part of a checkpoint is written, or failed. Idempotent."""
 
     ReportProgress: grpc.aio.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.ReportProgressRequest,
@@ -264,6 +284,14 @@ class CoordinatorServiceAsyncStub:
     ]
     """Ends a reader's pin on a snapshot before its time. Idempotent."""
 
+    SaveCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.SaveCheckpointRequest,
+        pswire.v1.coordinator_service_pb2.SaveCheckpointResponse,
+    ]
+    """Makes a checkpoint of a cut that begins after the call; returns when it is
+    committed. Calls at the same time share one.
+    """
+
     SetMode: grpc.aio.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.SetModeRequest,
         pswire.v1.coordinator_service_pb2.SetModeResponse,
@@ -311,7 +339,15 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         request: pswire.v1.coordinator_service_pb2.ReportCutRequest,
         context: _ServicerContext,
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.ReportCutResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.ReportCutResponse]]:
-        """A shard's part of a snapshot is ready, or failed. Idempotent."""
+        """A shard's copy of a cut is made, or failed. Idempotent."""
+
+    @abc.abstractmethod
+    def ReportCheckpoint(
+        self,
+        request: pswire.v1.coordinator_service_pb2.ReportCheckpointRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.ReportCheckpointResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.ReportCheckpointResponse]]:
+        """A shard's part of a checkpoint is written, or failed. Idempotent."""
 
     @abc.abstractmethod
     def ReportProgress(
@@ -427,6 +463,16 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.ReleaseSnapshotResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.ReleaseSnapshotResponse]]:
         """Ends a reader's pin on a snapshot before its time. Idempotent."""
+
+    @abc.abstractmethod
+    def SaveCheckpoint(
+        self,
+        request: pswire.v1.coordinator_service_pb2.SaveCheckpointRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.SaveCheckpointResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.SaveCheckpointResponse]]:
+        """Makes a checkpoint of a cut that begins after the call; returns when it is
+        committed. Calls at the same time share one.
+        """
 
     @abc.abstractmethod
     def SetMode(

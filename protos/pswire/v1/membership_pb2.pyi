@@ -110,7 +110,7 @@ class _FenceKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     FENCE_KIND_MODE: _FenceKind.ValueType  # 3
     """The mode changes."""
     FENCE_KIND_CUT: _FenceKind.ValueType  # 4
-    """A snapshot. Writes no record."""
+    """A cut, for a snapshot or a checkpoint. Writes no record."""
 
 class FenceKind(_FenceKind, metaclass=_FenceKindEnumTypeWrapper):
     """Kind of a fence, and so of the record it writes."""
@@ -124,8 +124,54 @@ FENCE_KIND_MEMBERSHIP: FenceKind.ValueType  # 2
 FENCE_KIND_MODE: FenceKind.ValueType  # 3
 """The mode changes."""
 FENCE_KIND_CUT: FenceKind.ValueType  # 4
-"""A snapshot. Writes no record."""
+"""A cut, for a snapshot or a checkpoint. Writes no record."""
 global___FenceKind = FenceKind
+
+class _CutPurpose:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _CutPurposeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_CutPurpose.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CUT_PURPOSE_UNSPECIFIED: _CutPurpose.ValueType  # 0
+    """Not set. Never sent."""
+    CUT_PURPOSE_SNAPSHOT: _CutPurpose.ValueType  # 1
+    """A snapshot for readers: values only."""
+    CUT_PURPOSE_CHECKPOINT: _CutPurpose.ValueType  # 2
+    """A checkpoint: all that a shard holds, which it writes into a file by itself."""
+
+class CutPurpose(_CutPurpose, metaclass=_CutPurposeEnumTypeWrapper):
+    """What a cut is for."""
+
+CUT_PURPOSE_UNSPECIFIED: CutPurpose.ValueType  # 0
+"""Not set. Never sent."""
+CUT_PURPOSE_SNAPSHOT: CutPurpose.ValueType  # 1
+"""A snapshot for readers: values only."""
+CUT_PURPOSE_CHECKPOINT: CutPurpose.ValueType  # 2
+"""A checkpoint: all that a shard holds, which it writes into a file by itself."""
+global___CutPurpose = CutPurpose
+
+@typing.final
+class CheckpointPlace(google.protobuf.message.Message):
+    """Where a checkpoint is."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    URL_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    url: builtins.str
+    """Folder of all checkpoints of the job: an absolute path or an fsspec URL."""
+    name: builtins.str
+    """Name of the checkpoint in it."""
+    def __init__(
+        self,
+        *,
+        url: builtins.str = ...,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "url", b"url"]) -> None: ...
+
+global___CheckpointPlace = CheckpointPlace
 
 @typing.final
 class WorkerIdentity(google.protobuf.message.Message):

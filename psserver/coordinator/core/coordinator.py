@@ -32,6 +32,7 @@ from psserver.coordinator.core.roster import (
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.core.shard_memory import ModelMemory
 from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
+from psserver.edge.cut_report import CutReport
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
 from pswire.job_terms import JobTerms
@@ -219,15 +220,14 @@ class CoordinatorCore:
         if not fence.silent_shards(self.settings.shard_count):
             self.progress.decide(now_ms)
 
-    def report_cut(
-        self, slot: ShardSlot, snapshot_id: int, failure: str, now_ms: int
-    ) -> None:
+    def report_cut(self, slot: ShardSlot, report: CutReport, now_ms: int) -> None:
         """A shard has its image, or says why not."""
         slot.heard_ms = now_ms
+        snapshot_id = report.snapshot_id
         pending = self.snapshots.pending
-        if failure:
+        if report.failure:
             if pending is not None and pending.snapshot_id == snapshot_id:
-                self.progress.fail_cut(f"shard {slot.index}: {failure}")
+                self.progress.fail_cut(f"shard {slot.index}: {report.failure}")
         elif not self.snapshots.copied(snapshot_id, slot.index):
             self.progress.effects.append(ReleaseImage(snapshot_id=snapshot_id))
         self.progress.pump(now_ms)

@@ -7,8 +7,9 @@ from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import Enrolments
 from psserver.coordinator.core.fence import ActiveFence
 from psserver.coordinator.core.shard_map import ShardSlot
+from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
-from pswire.membership import FenceKind, Record, WorkerKey
+from pswire.membership import CutPurpose, FenceKind, Record, WorkerKey
 from pswire.recorded_split import RecordedSplit
 
 
@@ -91,12 +92,27 @@ class DecideCut:
         snapshot_id: Name of the snapshot.
         clock: In BSP, the clock; otherwise the smallest one, for people.
         sequences: Of each member, its last push that is in.
+        purpose: What it is for.
     """
 
     fence_number: int
     snapshot_id: int
     clock: int
     sequences: tuple[tuple[WorkerKey, int], ...] = ()
+    purpose: CutPurpose = CutPurpose.SNAPSHOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteCheckpoint:
+    """Have every shard write what it has copied at a cut.
+
+    Attributes:
+        snapshot_id: Name of the cut.
+        place: Where.
+    """
+
+    snapshot_id: int
+    place: CheckpointPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +158,7 @@ CoordinatorEffect = (
     | Abort
     | OrderSeed
     | DecideCut
+    | WriteCheckpoint
     | ReleaseImage
     | EndJob
     | SchemaFixed

@@ -30,6 +30,9 @@ class PublicControl:
             "ReleaseSnapshot": answered(
                 self.release_snapshot, messages.ReleaseSnapshotRequest
             ),
+            "SaveCheckpoint": answered(
+                self.save_checkpoint, messages.SaveCheckpointRequest
+            ),
             "SetMode": answered(self.set_mode, messages.SetModeRequest),
             "GetStatus": answered(self.get_status, messages.GetStatusRequest),
         }
@@ -65,6 +68,16 @@ class PublicControl:
     ) -> messages.ReleaseSnapshotResponse:
         self._host.snapshots.release(request.snapshot_id, request.pin_id)
         return messages.ReleaseSnapshotResponse()
+
+    async def save_checkpoint(
+        self, request: messages.SaveCheckpointRequest, context: Context
+    ) -> messages.SaveCheckpointResponse:
+        check_protocol(request.protocol_version)
+        raise Refusal(
+            ErrorReason.UNSUPPORTED,
+            "this job makes no checkpoints",
+            cure="start its coordinator with --checkpoint-dir",
+        )
 
     async def set_mode(
         self, request: messages.SetModeRequest, context: Context

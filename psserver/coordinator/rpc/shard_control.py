@@ -7,6 +7,7 @@ from psserver.coordinator.core.shard_map import ShardStanding
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
 from psserver.coordinator.rpc.watch_codec import shard_event, view_events
+from psserver.edge.cut_codec import read_cut_report
 from psserver.edge.decoding import check_protocol, worker_key
 from psserver.edge.fence_codec import read_fence_report
 from psserver.edge.guard import Context, Methods, answered, streamed
@@ -31,6 +32,9 @@ class ShardControl:
             "WatchShard": streamed(self.watch_shard, messages.WatchShardRequest),
             "ReportFence": answered(self.report_fence, messages.ReportFenceRequest),
             "ReportCut": answered(self.report_cut, messages.ReportCutRequest),
+            "ReportCheckpoint": answered(
+                self.report_checkpoint, messages.ReportCheckpointRequest
+            ),
             "ReportProgress": answered(
                 self.report_progress, messages.ReportProgressRequest
             ),
@@ -90,9 +94,15 @@ class ShardControl:
         self, request: messages.ReportCutRequest, context: Context
     ) -> messages.ReportCutResponse:
         slot = self._callers.slot(request)
-        self._host.core.report_cut(slot, request.snapshot_id, request.failure, now_ms())
+        self._host.core.report_cut(slot, read_cut_report(request), now_ms())
         self._host.pump()
         return messages.ReportCutResponse()
+
+    async def report_checkpoint(
+        self, request: messages.ReportCheckpointRequest, context: Context
+    ) -> messages.ReportCheckpointResponse:
+        self._callers.slot(request)
+        return messages.ReportCheckpointResponse()
 
     async def report_progress(
         self, request: messages.ReportProgressRequest, context: Context

@@ -12,8 +12,10 @@ from psserver.coordinator.core.coordinator_effects import (
     OrderSeed,
     Prepare,
     ReleaseImage,
+    WriteCheckpoint,
 )
 from psserver.coordinator.core.shard_map import ShardSlot
+from psserver.edge.cut_codec import place_message
 from pswire.membership import WorkerKey
 from pswire.membership_codec import (
     identity_message,
@@ -100,8 +102,14 @@ def shard_event(event: CoordinatorEffect) -> messages.WatchShardResponse | None:
                 snapshot_id=event.snapshot_id,
                 clock=event.clock,
                 sequences=sequence_messages(event.sequences),
+                purpose=membership_pb2.CutPurpose.ValueType(event.purpose),
             )
             return messages.WatchShardResponse(cut=cut)
+        case WriteCheckpoint():
+            write = messages.CheckpointWrite(
+                snapshot_id=event.snapshot_id, place=place_message(event.place)
+            )
+            return messages.WatchShardResponse(write=write)
         case ReleaseImage():
             release = messages.SnapshotRelease(snapshot_id=event.snapshot_id)
             return messages.WatchShardResponse(release=release)

@@ -8,22 +8,24 @@ nothing is being applied any more.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pswire.membership import FenceKind, WorkerKey
+from pswire.membership import CutPurpose, FenceKind, WorkerKey
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where a cut lies, and what its image is for: a snapshot.
+    """Where a cut lies, and what its image is for.
 
     Attributes:
         snapshot_id: Name of the snapshot.
         clock: In BSP, the highest clock that is in.
         sequences: In SSP and ASP, of each member its last push that is in.
+        purpose: What its image is for.
     """
 
     snapshot_id: int
     clock: int
     sequences: Mapping[WorkerKey, int] = field(default_factory=dict)
+    purpose: CutPurpose = CutPurpose.SNAPSHOT
 
 
 @dataclass(slots=True)

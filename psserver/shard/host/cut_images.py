@@ -2,8 +2,8 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from psserver.edge.cut_report import CutReport
 from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.arithmetic import Arithmetic
 from psserver.shard.tensors.apply_engine import ApplyEngine
@@ -11,14 +11,6 @@ from psserver.shard.tensors.shard_vectors import ShardVectors
 from pswire.reasons import ErrorReason, Refusal
 
 log = logging.getLogger("psserver.shard")
-
-
-@dataclass(frozen=True, slots=True)
-class CutReport:
-    """A shard's part of a snapshot is ready, or failed."""
-
-    snapshot_id: int
-    failure: str = ""
 
 
 class CutImages:

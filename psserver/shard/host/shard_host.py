@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 
 from psserver.edge.changes import Changes
+from psserver.edge.cut_report import CutReport
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.monotonic import now_ms
 from psserver.edge.staging_calls import StagingCalls
@@ -34,7 +35,7 @@ from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.answer_slots import AnswerSlots
 from psserver.shard.host.arithmetic import Arithmetic
 from psserver.shard.host.chunk_updates import ChunkUpdates, ClockNorms
-from psserver.shard.host.cut_images import CutImages, CutReport
+from psserver.shard.host.cut_images import CutImages
 from psserver.shard.host.history import ShardHistory
 from psserver.shard.host.hosted_members import HostedMembers
 from psserver.shard.host.push_session import Outgoing, PushSession

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import grpc
 import grpc.aio
 
+from psserver.edge.cut_codec import cut_request
+from psserver.edge.cut_report import CutReport
 from psserver.edge.fence_codec import fence_request
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.memory_grant import MemoryGrant
 from psserver.shard.core.shard_fence import Cut
-from psserver.shard.host.cut_images import CutReport
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.coordinator_outage import Outage, Silence
 from psserver.shard.rpc.progress_report import ProgressReport
 from pswire.error_details import is_decided, refusal_from_rpc_error
 from pswire.limits import PROTOCOL_VERSION
-from pswire.membership import FenceKind
+from pswire.membership import CutPurpose, FenceKind
 from pswire.membership_codec import read_identity, read_record, read_sequences
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import MergedModel, read_terms
@@ -173,7 +174,12 @@ class CoordinatorClient:
                 lambda: self._stub.ReportFence(fence, timeout=CALL_TIMEOUT_S)
             )
         else:
-            cut = _cut_request(host, report)
+            cut = cut_request(
+                report,
+                job_id=host.job_id,
+                shard_index=host.shard_index,
+                incarnation=host.incarnation,
+            )
             cut.process_id = self._process_id
             await self._until_answered(
                 lambda: self._stub.ReportCut(cut, timeout=CALL_TIMEOUT_S)
@@ -241,7 +247,12 @@ def _take_event(host: ShardHost, event: messages.WatchShardResponse) -> None:
             cut = event.cut
             host.decide_cut(
                 cut.fence_number,
-                Cut(cut.snapshot_id, cut.clock, dict(read_sequences(cut.sequences))),
+                Cut(
+                    cut.snapshot_id,
+                    cut.clock,
+                    dict(read_sequences(cut.sequences)),
+                    CutPurpose(cut.purpose),
+                ),
             )
         case "release":
             host.release_image(event.release.snapshot_id)
@@ -257,13 +268,3 @@ def _take_view(host: ShardHost, view: messages.ShardView) -> None:
         host.install_record(read_record(view.record))
     host.abort_fence(view.fence_closed_number)
     host.images.release_up_to(view.snapshot_closed_id)
-
-
-def _cut_request(host: ShardHost, report: CutReport) -> messages.ReportCutRequest:
-    return messages.ReportCutRequest(
-        job_id=host.job_id,
-        snapshot_id=report.snapshot_id,
-        shard_index=host.shard_index,
-        incarnation=host.incarnation,
-        failure=report.failure,
-    )

@@ -2,14 +2,22 @@
 
 import pytest
 
-from psserver.coordinator.core.coordinator_effects import DecideCut, Prepare
+from psserver.coordinator.core.coordinator_effects import (
+    DecideCut,
+    Prepare,
+    WriteCheckpoint,
+)
 from psserver.coordinator.rpc.watch_codec import shard_event
+from psserver.edge.cut_codec import cut_request, read_cut_report, read_place
+from psserver.edge.cut_report import CutReport
 from psserver.edge.fence_codec import fence_request, read_fence_report
 from psserver.edge.fence_report import FenceReport, WorkerHolding
+from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_settings import JobSettings
 from pswire.leased_data import DataRange
 from pswire.membership import (
     ClockChoice,
+    CutPurpose,
     Departure,
     FenceKind,
     LossPolicy,
@@ -186,3 +194,30 @@ def test_a_cut_names_the_last_push_of_each_member() -> None:
 
     assert event is not None
     assert read_sequences(event.cut.sequences) == sequences
+
+
+@pytest.mark.parametrize("purpose", list(CutPurpose))
+def test_a_cut_says_what_it_is_for(purpose: CutPurpose) -> None:
+    event = shard_event(
+        DecideCut(fence_number=4, snapshot_id=2, clock=3, purpose=purpose)
+    )
+
+    assert event is not None
+    assert CutPurpose(event.cut.purpose) is purpose
+
+
+def test_what_a_copy_has_of_each_member_is_read_as_it_was_written() -> None:
+    report = CutReport(7, holdings=REPORT.holdings)
+    request = cut_request(report, job_id="job", shard_index=1, incarnation=2)
+
+    assert read_cut_report(request) == report
+    assert (request.job_id, request.shard_index, request.incarnation) == ("job", 1, 2)
+
+
+def test_a_shard_is_sent_where_it_writes_a_checkpoint() -> None:
+    place = CheckpointPlace("s3://bucket/run", "step-000000000500")
+    event = shard_event(WriteCheckpoint(snapshot_id=7, place=place))
+
+    assert event is not None
+    assert event.write.snapshot_id == 7
+    assert read_place(event.write.place) == place

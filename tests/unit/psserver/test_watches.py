@@ -209,6 +209,7 @@ async def test_who_has_outlived_an_earlier_job_is_refused_by_its_name(
     calls: list[Any] = [
         shards.report_fence(messages.ReportFenceRequest(**shard), NO_CONTEXT),
         shards.report_cut(messages.ReportCutRequest(**shard), NO_CONTEXT),
+        shards.report_checkpoint(messages.ReportCheckpointRequest(**shard), NO_CONTEXT),
         shards.report_progress(messages.ReportProgressRequest(**shard), NO_CONTEXT),
         anext(shards.watch_shard(messages.WatchShardRequest(**shard), NO_CONTEXT)),
         workers.join(stream_of(messages.JoinRequest(**own)), NO_CONTEXT),
@@ -238,6 +239,9 @@ async def test_who_is_not_the_process_of_a_shard_neither_watches_nor_reports_as_
         anext(shards.watch_shard(messages.WatchShardRequest(**forged), NO_CONTEXT)),
         shards.report_fence(messages.ReportFenceRequest(**forged), NO_CONTEXT),
         shards.report_cut(messages.ReportCutRequest(**forged), NO_CONTEXT),
+        shards.report_checkpoint(
+            messages.ReportCheckpointRequest(**forged), NO_CONTEXT
+        ),
         shards.report_progress(messages.ReportProgressRequest(**forged), NO_CONTEXT),
     ]
     for call in calls:

@@ -10,6 +10,7 @@ from psserver.coordinator.core.snapshots import (
     SnapshotEntry,
     SnapshotList,
 )
+from psserver.edge.cut_report import CutReport
 from pswire.membership import FenceKind
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
@@ -62,8 +63,8 @@ def test_a_snapshot_is_ready_when_every_shard_has_copied() -> None:
     job.report_all(applied=1)
     (decision,) = job.of(DecideCut)
     slot = job.core.shards.slots[0]
-    job.core.report_cut(slot, decision.snapshot_id, "", 0)
-    job.core.report_cut(slot, decision.snapshot_id, "", 0)
+    job.core.report_cut(slot, CutReport(decision.snapshot_id), 0)
+    job.core.report_cut(slot, CutReport(decision.snapshot_id), 0)
 
     assert job.core.snapshots.newest is None
 
@@ -186,7 +187,7 @@ def test_a_shard_that_can_not_copy_fails_the_cut() -> None:
     job.report_all(applied=2)
     (decision,) = job.of(DecideCut)
     slot = job.core.shards.slots[1]
-    job.core.report_cut(slot, decision.snapshot_id, "MemoryError", 0)
+    job.core.report_cut(slot, CutReport(decision.snapshot_id, "MemoryError"), 0)
 
     assert job.core.snapshots.failure == "shard 1: MemoryError"
     assert released(job) == [decision.snapshot_id]
@@ -197,7 +198,7 @@ def test_a_broken_connection_fails_the_cut_whose_decision_it_may_have_lost() -> 
     want(job)
     job.report_all(applied=2)
     (decision,) = job.of(DecideCut)
-    job.core.report_cut(job.core.shards.slots[0], decision.snapshot_id, "", 0)
+    job.core.report_cut(job.core.shards.slots[0], CutReport(decision.snapshot_id), 0)
     job.break_shard(0)
     assert job.core.snapshots.failure == ""
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from psserver.edge.cut_report import CutReport
 from psserver.shard.core.shard_fence import Cut
-from psserver.shard.host.cut_images import CutReport
 from psserver.shard.host.shard_host import SNAPSHOTS_MAX, SNAPSHOTS_OF_MACHINE_MAX
 from psserver.shard.rpc import parameter_service
 from pswire.frames import RESPONSE_CHUNK_FIELD, decode_chunk, split_fields

@@ -1,0 +1,42 @@
+"""Reports of cuts, and where checkpoints are <-> their messages."""
+
+from psserver.edge.cut_report import CutReport
+from psserver.edge.fence_codec import holding_message, read_holding
+from pswire.checkpoint.place import CheckpointPlace
+from pswire.v1 import coordinator_service_pb2 as messages
+from pswire.v1 import membership_pb2
+
+
+def cut_request(
+    report: CutReport, *, job_id: str, shard_index: int, incarnation: int
+) -> messages.ReportCutRequest:
+    """Writes a report of one start of one shard."""
+    return messages.ReportCutRequest(
+        job_id=job_id,
+        snapshot_id=report.snapshot_id,
+        shard_index=shard_index,
+        incarnation=incarnation,
+        failure=report.failure,
+        workers=[holding_message(holding) for holding in report.holdings],
+    )
+
+
+def read_cut_report(message: messages.ReportCutRequest) -> CutReport:
+    """Reads a report.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED` for data ranges that are none.
+    """
+    return CutReport(
+        message.snapshot_id,
+        message.failure,
+        tuple(read_holding(holding) for holding in message.workers),
+    )
+
+
+def place_message(place: CheckpointPlace) -> membership_pb2.CheckpointPlace:
+    return membership_pb2.CheckpointPlace(url=place.url, name=place.name)
+
+
+def read_place(message: membership_pb2.CheckpointPlace) -> CheckpointPlace:
+    return CheckpointPlace(message.url, message.name)
