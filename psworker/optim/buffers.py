@@ -14,10 +14,10 @@ from torch import nn
 from pswire.frames import bits_to_bytes
 from pswire.membership import Record, WorkerKey
 from pswire.schema import OptimizerSpec
-from pswire.torch_types import buffer_of, bytes_of
+from pswire.torch_types import buffer_of
 from psworker.optim.buffer_policies import BufferPolicy
 from psworker.optim.model_schema import BoundSchema
-from psworker.tensors.samples import Look, Samples
+from psworker.tensors.samples import Look, Samples, bytes_here
 from psworker.tensors.value_store import Scope, ValueStore
 
 _COMPARED_BYTES_MAX: Final = 64 << 10
@@ -288,27 +288,12 @@ def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor._version
 
 
-@torch.no_grad()
 def _digests_of(store: ValueStore, indexes: list[int]) -> list[int | None]:
     """Of each small buffer; None for a large one."""
     tensors = [store.tensors[index] for index in indexes]
-    elsewhere: dict[torch.device, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if tensor.device.type != "cpu" and tensor.nbytes <= _COMPARED_BYTES_MAX:
-            elsewhere.setdefault(tensor.device, []).append(bytes_of(tensor))
-    # One transfer from each device, however many buffers it has.
-    fetched = {
-        device: iter(torch.split(torch.cat(parts).cpu(), [len(p) for p in parts]))
-        for device, parts in elsewhere.items()
-    }
-    digests: list[int | None] = []
-    for tensor in tensors:
-        if tensor.nbytes > _COMPARED_BYTES_MAX:
-            digests.append(None)
-            continue
-        if tensor.device.type == "cpu":
-            here = bytes_of(tensor)
-        else:
-            here = next(fetched[tensor.device])
-        digests.append(xxhash.xxh3_64_intdigest(buffer_of(here)))
-    return digests
+    small = bytes_here(each for each in tensors if each.nbytes <= _COMPARED_BYTES_MAX)
+    digests = iter([xxhash.xxh3_64_intdigest(buffer_of(each)) for each in small])
+    return [
+        next(digests) if each.nbytes <= _COMPARED_BYTES_MAX else None
+        for each in tensors
+    ]

@@ -5,11 +5,13 @@ through `.data`, which torch does not count, are seen too. An edit of a few elem
 a large tensor may not be.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
+
+from pswire.torch_types import bytes_of
 
 _COUNT: Final = 32
 """Elements of each tensor that are compared, and up to twice as many."""
@@ -40,7 +42,9 @@ class Samples:
             self._find(addresses)
         bits = [part.tobytes() for part in self._parts]
         if self._elsewhere:
-            self._fetch(bits)
+            here = bytes_here(self._elsewhere.values())
+            for position, part in zip(self._elsewhere, here, strict=True):
+                bits[position] = part.numpy().tobytes()
         versions = [each._version for each in self.tensors]
         return list(zip(addresses, versions, bits, strict=True))
 
@@ -59,19 +63,6 @@ class Samples:
             else:
                 self._parts[position] = view.numpy()
         self._addresses = addresses
-
-    @torch.no_grad()
-    def _fetch(self, bits: list[bytes]) -> None:
-        """Bytes from devices, by one transfer from each."""
-        alike: dict[torch.device, list[int]] = {}
-        for position, view in self._elsewhere.items():
-            alike.setdefault(view.device, []).append(position)
-        for positions in alike.values():
-            views = [self._elsewhere[position] for position in positions]
-            whole = torch.cat([each.contiguous().view(torch.uint8) for each in views])
-            parts = whole.cpu().split([each.nbytes for each in views])
-            for position, part in zip(positions, parts, strict=True):
-                bits[position] = part.numpy().tobytes()
 
 
 _NOTHING: Final = np.empty(0, dtype=np.uint8)
@@ -92,6 +83,22 @@ def are_close(old: bytes, new: bytes, dtype: torch.dtype) -> bool:
     limit = torch.finfo(dtype).eps * _ROUNDING_COUNT * (largest + _PERTURBATION)
     is_close = (before == now) | (before.isnan() & now.isnan())
     return bool((is_close | ((now - before).abs() <= limit)).all())
+
+
+@torch.no_grad()
+def bytes_here(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The bytes of each tensor, 1-D in host memory: one transfer from each device."""
+    found = [bytes_of(each) for each in tensors]
+    positions_by_device: dict[torch.device, list[int]] = {}
+    for position, part in enumerate(found):
+        if part.device.type != "cpu":
+            positions_by_device.setdefault(part.device, []).append(position)
+    for positions in positions_by_device.values():
+        parts = [found[position] for position in positions]
+        fetched = torch.cat(parts).cpu().split([len(part) for part in parts])
+        for position, part in zip(positions, fetched, strict=True):
+            found[position] = part
+    return found
 
 
 @torch.no_grad()
