@@ -52,7 +52,7 @@ from psworker.optim.optimizer_state import States
 from psworker.optim.prepare import Prepared, point_schedulers
 from psworker.optim.published import Published
 from psworker.optim.push_result import PushResult
-from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
+from psworker.optim.step_contents import OptimizerStep, StateLoad
 from psworker.optim.wrappers import data_parallel_in
 from psworker.tensors.value_store import same_bytes
 from psworker.transport.ports import Traffic
@@ -296,16 +296,7 @@ class GroupSteps:
         self._leader = inner
         return self
 
-    def step(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        *,
-        weight: float | None,
-        is_finite: bool = True,
-        scale: torch.Tensor | None = None,
-        extras: PushExtras = NO_EXTRAS,
-    ) -> PushResult:
+    def step(self, wanted: OptimizerStep) -> PushResult:
         """Pushes the group's gradient, with the samples of all its processes.
 
         Raises:
@@ -316,29 +307,17 @@ class GroupSteps:
         drawn = self._pending.take()
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
-        total = self._channel.sum(self._sample_count if weight is None else weight)
-        if spec.loss_is_sum:
-            extras = replace(extras, averaged_over=self._channel.process_count)
-
-        def push(leader: Steps, extras: PushExtras) -> PushResult:
-            result = leader.step(
-                spec,
-                groups,
-                weight=total,
-                is_finite=is_finite,
-                scale=scale,
-                extras=extras,
-            )
-            assert result is not None, "a group's steps do not overlap"
-            return result
-
-        own = frozenset(spec.entry_indexes)
+        own = self._sample_count if wanted.weight is None else wanted.weight
+        wanted = replace(wanted, weight=self._channel.sum(own))
+        if wanted.spec.loss_is_sum:
+            wanted = replace(wanted, averaged_over=self._channel.process_count)
+        held = frozenset(wanted.spec.entry_indexes)
         try:
-            return self._led(spec.name, push, extras)
+            return self._led(wanted, lambda leader, wanted: leader.step(wanted))
         finally:  # as with the samples, also when the call has ended an earlier push
             self._spent.note(
                 [
-                    each.grad if index in own else None
+                    each.grad if index in held else None
                     for index, each in enumerate(self._tensors)
                 ]
             )
@@ -348,17 +327,11 @@ class GroupSteps:
         if self._pending.has_trained and not self.has_gradient:
             self._pending.throw_away()
 
-    def push_nothing(
-        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
-    ) -> PushResult:
+    def push_nothing(self, wanted: OptimizerStep) -> PushResult:
         """Takes part in the next clock with weight 0."""
         self._refuse_closed()
         self._declared.look()
-        return self._led(
-            spec.name,
-            lambda leader, extras: leader.push_nothing(spec, groups, extras),
-            extras,
-        )
+        return self._led(wanted, lambda leader, wanted: leader.push_nothing(wanted))
 
     def declare(self, spec: OptimizerSpec) -> None:
         """Declares other groups, or another optimizer, in the leader.
@@ -403,20 +376,22 @@ class GroupSteps:
 
     def _led(
         self,
-        optimizer: str,
-        push: Callable[[Steps, PushExtras], PushResult],
-        extras: PushExtras,
+        wanted: OptimizerStep,
+        push: Callable[[Steps, OptimizerStep], PushResult | None],
     ) -> PushResult:
         """Pushes in the leader, and follows the result in all processes."""
         self._step_count += 1
         number = self._step_count
-        if extras.on_loaded is not None:
-            self._loading[number] = extras.on_loaded
-            extras = replace(extras, on_loaded=lambda: self._loaded.append(number))
+        if wanted.load is not None:
+            self._loading[number] = wanted.load.on_loaded
+            load = StateLoad(wanted.load.states, lambda: self._loaded.append(number))
+            wanted = replace(wanted, load=load)
 
         def push_and_look() -> tuple[PushResult, WorkerPlace, list[int]]:
             assert self._leader is not None, "the leader has prepared its optimizers"
-            return push(self._leader, extras), self._look(), self._loaded
+            result = push(self._leader, wanted)
+            assert result is not None, "a group's steps do not overlap"
+            return result, self._look(), self._loaded
 
         result, self.place, loaded = self._channel.led(push_and_look)
         for each in loaded:
@@ -424,7 +399,7 @@ class GroupSteps:
                 self._loading[each]()
         self._loading.clear()  # no push is under way any more
         self._loaded.clear()
-        self._spread(self._buffers.scope_of(optimizer).withheld)
+        self._spread(self._buffers.scope_of(wanted.spec.name).withheld)
         return result
 
     def _spread(self, withheld: frozenset[int]) -> None:

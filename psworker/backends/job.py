@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pswire import failpoints
-from pswire.leased_data import DataReport, EpochShape, Origin
+from pswire.leased_data import DataReport, Origin
 from pswire.placement import Placement
 from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
@@ -20,7 +20,7 @@ from psworker.backends.prepared import PreparedObjects, leased
 from psworker.config import WorkerConfig
 from psworker.data.batch_tensors import watch_calls
 from psworker.data.pending import PendingData
-from psworker.data.source import Lease, LeaseRequest, part_in_rounds
+from psworker.data.source import part_in_rounds
 from psworker.errors import ConfigurationError, ConnectError, PsError
 from psworker.event_loop import EventLoop, LoopFuture
 from psworker.launch.reachability import (
@@ -37,7 +37,6 @@ from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.prepare import Prepared
 from psworker.optim.published import Published, published_entries
-from psworker.optim.push_result import PushResult
 from psworker.optim.wrappers import data_parallel_in, is_in_group
 from psworker.steps.job_tensors import JobTensors
 from psworker.steps.overlap.arriving_values import ArrivingValues
@@ -48,6 +47,7 @@ from psworker.tensors.value_store import ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.ports import Traffic
 from psworker.transport.retries import now, told_to_users, until_decided
+from psworker.transport.values import EpochRequest, Lease, LeaseRequest
 from psworker.transport.waiting_log import saying_whom
 
 T = TypeVar("T")
@@ -193,11 +193,9 @@ class Job:
         entries = published_entries(what, stepper.tensors)
         optimizer = next(iter(prepared.optimizers.values()))
 
-        def publish() -> PushResult:
-            spec, groups, extras = optimizer.terms()
-            return stepper.publish(spec, groups, entries, extras)
-
-        stepper.calls.run("ps.publish()", publish)
+        stepper.calls.run(
+            "ps.publish()", lambda: stepper.publish(optimizer.next_step(), entries)
+        )
 
     def record_split(self, record: RecordedSplit) -> RecordedSplit:
         """Records a split with the coordinator."""
@@ -372,28 +370,13 @@ class DataLink:
         assert self._stepper is not None, "loaders are handed out after joining"
         self._stepper.rejoin()
 
-    def open_epoch(
-        self,
-        loader: str,
-        epoch: int,
-        shape: EpochShape,
-        origin: bytes,
-        report: DataReport,
-    ) -> LoopFuture[Origin]:
+    def open_epoch(self, request: EpochRequest) -> LoopFuture[Origin]:
         """Opens an epoch; what its order is drawn from."""
-
-        async def attempt(timeout_s: float) -> Origin:
-            return await self._session.control.open_epoch(
-                self._session.worker,
-                loader,
-                epoch,
-                shape,
-                origin,
-                report,
-                timeout_s=min(timeout_s, CALL_TIMEOUT_S),
+        return self._submit(
+            lambda timeout_s: self._session.control.open_epoch(
+                self._session.worker, request, timeout_s=timeout_s
             )
-
-        return self._submit(attempt)
+        )
 
     def lease_data(self, request: LeaseRequest) -> LoopFuture[Lease]:
         """Leases ranges."""
@@ -401,17 +384,9 @@ class DataLink:
         async def attempt(timeout_s: float) -> Lease:
             if request.wait:
                 self._session.membership.waiting = None  # of an earlier wait
-            ranges, is_closed, account = await self._session.control.lease_data(
-                self._session.worker,
-                request.loader,
-                request.epoch,
-                order_digest=request.order_digest,
-                report=request.report,
-                batch_count_max=request.batch_count_max,
-                wait=request.wait,
-                timeout_s=min(timeout_s, CALL_TIMEOUT_S),
+            return await self._session.control.lease_data(
+                self._session.worker, request, timeout_s=timeout_s
             )
-            return Lease(ranges, is_closed, account)
 
         # Whoever asks logs waits for other workers.
         return self._submit(attempt, is_answered_at_once=not request.wait)
@@ -453,7 +428,10 @@ class DataLink:
 
         async def call() -> T:
             def decided() -> Coroutine[Any, Any, T]:
-                return until_decided(attempt, now() + self._wait_timeout_s)
+                return until_decided(
+                    lambda timeout_s: attempt(min(timeout_s, CALL_TIMEOUT_S)),
+                    now() + self._wait_timeout_s,
+                )
 
             peer = self._session.control.peer
             with told_to_users():

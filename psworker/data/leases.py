@@ -14,8 +14,9 @@ from typing import Final
 from pswire.awaited import next_due
 from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape
 from pswire.limits import WAITING_INTERVAL_MS
-from psworker.data.source import DataSource, Lease, LeaseRequest
+from psworker.data.source import DataSource
 from psworker.event_loop import LoopFuture, first_of
+from psworker.transport.values import Lease, LeaseRequest
 
 _log = logging.getLogger(__name__)
 

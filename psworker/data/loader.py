@@ -28,6 +28,7 @@ from psworker.data.user_loader import (
 from psworker.errors import ConfigurationError, EvictedError
 from psworker.left_behind import reduced
 from psworker.tracebacks import at_entrance
+from psworker.transport.values import EpochRequest
 
 if TYPE_CHECKING:
     from pswire.leased_data import DataRange
@@ -235,9 +236,14 @@ class LeasedLoader(PreparedLoader):
             self._source.settle()
         report = self._source.pending.take_last_report(self._name)
         try:
-            return self._source.open_epoch(
-                self._name, epoch, draw.shape, draw.own, report
-            ).result()
+            request = EpochRequest(
+                loader=self._name,
+                epoch=epoch,
+                shape=draw.shape,
+                origin=draw.own,
+                report=report,
+            )
+            return self._source.open_epoch(request).result()
         except BaseException:
             self._source.pending.unreported.put_back(report)
             raise

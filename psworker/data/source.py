@@ -4,52 +4,14 @@ Every call starts work on the event loop and returns its future, so that the use
 thread can wait for several things at once. Cancelling a future cancels its call.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape
 from psworker.data.pending import PendingData
+from psworker.transport.values import EpochRequest, Lease, LeaseRequest
 
 if TYPE_CHECKING:
     from pswire.leased_data import Origin
     from psworker.event_loop import LoopFuture
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Answer to a lease request.
-
-    Attributes:
-        ranges: Ranges that this worker holds, one a batch, in the order to use them.
-            They may repeat earlier ones.
-        closed: Whether every range of the epoch is accounted for.
-        report: When it is closed, what became of the epoch.
-    """
-
-    ranges: tuple[DataRange, ...]
-    closed: bool
-    report: EpochReport | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRequest:
-    """A request for ranges.
-
-    Attributes:
-        loader: Name of the loader.
-        epoch: Epoch, from 0.
-        order_digest: XXH3-64 of the epoch's order.
-        report: What became of data since the last report.
-        batch_count_max: Most batches to lease.
-        wait: Whether to wait while there is nothing to lease.
-    """
-
-    loader: str
-    epoch: int
-    order_digest: int
-    report: DataReport
-    batch_count_max: int
-    wait: bool
 
 
 class SampleCount(Protocol):
@@ -109,14 +71,7 @@ class DataSource(SampleCount, Protocol):
         """Joins again after an eviction."""
         ...
 
-    def open_epoch(
-        self,
-        loader: str,
-        epoch: int,
-        shape: EpochShape,
-        origin: bytes,
-        report: DataReport,
-    ) -> "LoopFuture[Origin]":
+    def open_epoch(self, request: EpochRequest) -> "LoopFuture[Origin]":
         """Opens an epoch; returns what its order is drawn from: the first `origin`."""
         ...
 

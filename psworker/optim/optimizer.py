@@ -43,7 +43,7 @@ from psworker.optim.optimizer_state import (
 from psworker.optim.push_result import PushResult
 from psworker.optim.schedules import Schedules
 from psworker.optim.shard_state import ShardState, WatchedParameters
-from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
+from psworker.optim.step_contents import Groups, OptimizerStep, StateLoad
 from psworker.optim.user_calls import UserCalls, in_turn
 from psworker.tensors.push_compression import PushCompression
 from psworker.tracebacks import at_entrance
@@ -70,16 +70,7 @@ class Steps(Protocol):
         """Whether this process can ask shards for optimizer state."""
         ...
 
-    def step(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        *,
-        weight: float | None,
-        is_finite: bool = True,
-        scale: torch.Tensor | None = None,
-        extras: PushExtras = NO_EXTRAS,
-    ) -> PushResult | None:
+    def step(self, wanted: OptimizerStep) -> PushResult | None:
         """Pushes the gradient of one optimizer and leaves the newest values.
 
         Returns:
@@ -87,9 +78,7 @@ class Steps(Protocol):
         """
         ...
 
-    def push_nothing(
-        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
-    ) -> PushResult:
+    def push_nothing(self, wanted: OptimizerStep) -> PushResult:
         """Pushes weight 0 for the next clock."""
         ...
 
@@ -263,14 +252,14 @@ class PreparedOptimizer(Optimizer):
         setattr(self._inner, _STEP_WAS_CALLED, True)
         found_inf: torch.Tensor | None = getattr(self, "found_inf", None)
         before = self._schedules.steps
-        result = self._steps.step(
-            self.spec,
-            self.groups,
+        wanted = replace(
+            self._wanted,
             weight=weight,
             is_finite=found_inf is None or not found_inf.item(),
             scale=getattr(self, "grad_scale", None),
-            extras=replace(self._extras, is_awaited=bool(self.loss_scales)),
+            is_awaited=bool(self.loss_scales),
         )
+        result = self._steps.step(wanted)
         if result is not None and found_inf is not None:
             self.loss_scales.note(self, result)
         if self._is_late and not (result and result.dropped):
@@ -305,13 +294,12 @@ class PreparedOptimizer(Optimizer):
     @in_turn("next(loader)")
     def push_nothing(self) -> None:
         """Takes part in the next clock with weight 0."""
-        self._follow_script()
-        self._steps.push_nothing(self.spec, self.groups, self._extras)
+        self._steps.push_nothing(self.next_step())
 
-    def terms(self) -> tuple[OptimizerSpec, Groups, PushExtras]:
-        """What goes with a push of its own, as the script has it now."""
+    def next_step(self) -> OptimizerStep:
+        """What goes with the next push, as the script has it now."""
         self._follow_script()
-        return self.spec, self.groups, self._extras
+        return self._wanted
 
     @at_entrance
     @in_turn("optimizer.add_param_group()")
@@ -557,17 +545,18 @@ class PreparedOptimizer(Optimizer):
                 )
 
     @property
-    def _extras(self) -> PushExtras:
+    def _wanted(self) -> OptimizerStep:
         carried = self._unsent
 
         def note_loaded() -> None:
             if self._unsent is carried:  # else the script has loaded another since
                 self._unsent = None
 
-        return PushExtras(
+        return OptimizerStep(
+            spec=self.spec,
+            groups=self.groups,
             spec_digest=self._digest,
-            loads=carried,
-            on_loaded=note_loaded if carried is not None else None,
+            load=None if carried is None else StateLoad(carried, note_loaded),
             scheduler_steps=self._schedules.steps,
         )
 

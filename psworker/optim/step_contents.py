@@ -1,12 +1,12 @@
-"""What the step of an optimizer carries."""
+"""What a step of an optimizer is, and what its push carries."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
 from pswire.leased_data import DataRange
+from pswire.schema import OptimizerSpec
 from psworker.optim.optimizer_state import States
 from psworker.transport.values import PushTrailer
 
@@ -14,28 +14,46 @@ Groups = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PushExtras:
-    """What goes with a push of an optimizer beside its gradient.
+class StateLoad:
+    """State that shards load into an optimizer, with a push.
 
     Attributes:
-        spec_digest: Of the declaration of the optimizer, empty for the first.
-        loads: State that shards load into the optimizer first.
-        on_loaded: Called once shards have taken that state, by the push that carried
-            it. A call of `step` may only end an earlier push, which did not.
+        states: Of its parameters.
+        on_loaded: Called once shards have taken it, by the push that carried it. A call
+            of `step` may only end an earlier push, which did not.
+    """
+
+    states: States
+    on_loaded: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerStep:
+    """A step of an optimizer, as its script has it.
+
+    Attributes:
+        spec: The optimizer, as it was declared last.
+        groups: Current hyperparameters of its groups.
+        spec_digest: Of its declaration, empty for the first.
+        load: State that replaces its own first.
         scheduler_steps: Steps of its schedulers.
+        weight: Samples behind the gradient, `None` for those drawn since the last one.
+        is_finite: Whether a loss scaler found the gradient finite.
+        scale: Loss scale that the gradient still carries.
         is_awaited: Whether the script needs the result before it goes on.
         averaged_over: Processes over which a gradient that is to be a sum was averaged.
     """
 
+    spec: OptimizerSpec
+    groups: Groups
     spec_digest: str = ""
-    loads: States | None = None
-    on_loaded: Callable[[], None] | None = None
+    load: StateLoad | None = None
     scheduler_steps: tuple[int, ...] = ()
+    weight: float | None = None
+    is_finite: bool = True
+    scale: torch.Tensor | None = None
     is_awaited: bool = False
     averaged_over: int = 1
-
-
-NO_EXTRAS: Final = PushExtras()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

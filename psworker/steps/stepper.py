@@ -42,12 +42,7 @@ from psworker.optim.buffers import leads
 from psworker.optim.gradients import SpentGradients
 from psworker.optim.optimizer_state import States
 from psworker.optim.push_result import PushResult, combine
-from psworker.optim.step_contents import (
-    NO_EXTRAS,
-    Groups,
-    PushExtras,
-    StepContents,
-)
+from psworker.optim.step_contents import OptimizerStep, StateLoad, StepContents
 from psworker.optim.user_calls import UserCalls
 from psworker.steps.model_hooks import ModelHooks
 from psworker.steps.notices import Notices
@@ -174,25 +169,8 @@ class Stepper:
         generation = self._session.membership.generation
         return generation, self._place.clock_of(sequence), sequence
 
-    def step(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        *,
-        weight: float | None,
-        is_finite: bool = True,
-        scale: torch.Tensor | None = None,
-        extras: PushExtras = NO_EXTRAS,
-    ) -> PushResult | None:
+    def step(self, wanted: OptimizerStep) -> PushResult | None:
         """Pushes the gradient of one optimizer and leaves the newest values.
-
-        Args:
-            spec: The optimizer.
-            groups: Its current hyperparameters.
-            weight: Samples behind the gradient, `None` for those drawn since.
-            is_finite: Whether a loss scaler found the gradient finite.
-            scale: Loss scale that the gradient still carries.
-            extras: What else goes with it.
 
         Returns:
             What became of it, `None` while that is left under way.
@@ -203,42 +181,24 @@ class Stepper:
         """
         if failpoints.armed:
             failpoints.hit("worker.step")
-        if extras.loads is not None:
-            extras = self._with_loaded_values(spec, groups, extras)
+        if wanted.load is not None:
+            wanted = self._with_loaded_values(wanted, wanted.load)
         before = self.sequence_acknowledged
         try:
-            return self._step(
-                spec,
-                groups,
-                weight=weight,
-                is_finite=is_finite,
-                scale=scale,
-                extras=extras,
-            )
+            return self._step(wanted)
         except PsError:
             raise
         except BaseException:
             self._note_interrupted(before)
             raise
 
-    def _step(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        *,
-        weight: float | None,
-        is_finite: bool,
-        scale: torch.Tensor | None,
-        extras: PushExtras,
-    ) -> PushResult | None:
+    def _step(self, wanted: OptimizerStep) -> PushResult | None:
         """As `step`, which sees to errors that are none of psworker's."""
-        if (result := self._open(spec, extras, takes_data=True)) is not None:
+        if (result := self._open(wanted, takes_data=True)) is not None:
             return result
         # Whoever loads state keeps it until it knows that it has counted.
-        is_awaited = extras.is_awaited or extras.loads is not None
-        contents = self._with_gradient(
-            spec, groups, weight, is_finite=is_finite, scale=scale, extras=extras
-        )
+        is_awaited = wanted.is_awaited or wanted.load is not None
+        contents = self._with_gradient(wanted)
         try:
             exchange = self._begin(contents)
         except EvictedError:
@@ -246,36 +206,29 @@ class Stepper:
         self._has_stale_gradient = False
         self._unfinished = exchange
         result = self._conclude(exchange, is_awaited=is_awaited)
-        self._sending.stepped(spec.name)
+        self._sending.stepped(wanted.spec.name)
         if self._hooks is not None:
             self._hooks.watch_gradients()
         return result
 
-    def _with_gradient(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        weight: float | None,
-        *,
-        is_finite: bool,
-        scale: torch.Tensor | None,
-        extras: PushExtras,
-    ) -> StepContents:
+    def _with_gradient(self, wanted: OptimizerStep) -> StepContents:
         """The gradient that is there, with its data, weight, norm and verdict."""
-        held = gradients.gradients_of(spec, groups, self._store.tensors)
+        held = gradients.gradients_of(wanted.spec, wanted.groups, self._store.tensors)
+        scale = wanted.scale
         loss_scale = 1.0 if scale is None else gradients.unscale(held, scale)
-        loss_scale /= extras.averaged_over
+        loss_scale /= wanted.averaged_over
         self._spent.note(held)
         drawn = self.pending.take()
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
+        weight = wanted.weight
         if is_discarded := self._has_stale_gradient or drawn.is_of_lost:
             weight = 0.0
         elif weight is None:
             weight = float(self._sample_count)
-        is_counted = is_finite and weight > 0
+        is_counted = wanted.is_finite and weight > 0
         norm = gradients.norm_of(held) / loss_scale if is_counted else 0.0
-        is_finite = is_discarded or (is_finite and gradients.is_finite(norm))
+        is_finite = is_discarded or (wanted.is_finite and gradients.is_finite(norm))
         # Neither a skipped clock nor a weight of 0 needs any bytes.
         averaged_buffers = b""
         if not is_finite or weight == 0:
@@ -288,7 +241,7 @@ class Stepper:
                     self._store,
                     is_leader=leads(*place, self.sequence_acknowledged + 1),
                 )
-        nothing = self._without_gradient(spec, groups, extras)
+        nothing = self._without_gradient(wanted)
         return replace(
             nothing,
             tensors=held,
@@ -467,12 +420,7 @@ class Stepper:
         self._has_stale_gradient |= is_behind
         self._settled = result
 
-    def push_nothing(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        extras: PushExtras = NO_EXTRAS,
-    ) -> PushResult:
+    def push_nothing(self, wanted: OptimizerStep) -> PushResult:
         """Pushes weight 0 for the next clock, for a worker that has no data.
 
         With a gradient begun the values are kept back until the next step, since it
@@ -480,11 +428,11 @@ class Stepper:
         last step none is begun: a GAN leaves some behind that it never steps with.
         """
         if self._loaded is not None:
-            extras = self._without_state(extras)  # goes with its values, by a step
-        if (result := self._open(spec, extras, takes_data=False)) is not None:
+            wanted = replace(wanted, load=None)  # goes with its values, by a step
+        if (result := self._open(wanted, takes_data=False)) is not None:
             return result
         try:
-            exchange = self._begin(self._without_gradient(spec, groups, extras))
+            exchange = self._begin(self._without_gradient(wanted))
         except EvictedError:
             return self._lose(None)
         if not (self.pending.has_drawn and self.has_gradient):
@@ -494,11 +442,7 @@ class Stepper:
         return self._finish(exchange, self._shadow)
 
     def publish(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        entry_indexes: Collection[int],
-        extras: PushExtras = NO_EXTRAS,
+        self, wanted: OptimizerStep, entry_indexes: Collection[int]
     ) -> PushResult:
         """Makes the values of these tensors, as they are here, those of the job.
 
@@ -519,14 +463,14 @@ class Stepper:
             # What an earlier call has left open is another push, and has its own state.
             if self._unfinished is not None:
                 self._settle_unfinished(self._unfinished)
-            extras = self._without_state(extras)
-        if extras.loads is not None:
-            return self._publish_loaded(spec, groups, values, extras)
-        return self._published(spec, groups, values, extras)
+            wanted = replace(wanted, load=None)
+        if wanted.load is not None:
+            return self._publish_loaded(wanted, wanted.load, values)
+        return self._published(wanted, values)
 
     def _with_loaded_values(
-        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras
-    ) -> PushExtras:
+        self, wanted: OptimizerStep, load: StateLoad
+    ) -> OptimizerStep:
         """Publishes what was loaded into the models together with optimizer state.
 
         A script that loads after `prepare` loads both, and both are to count or none:
@@ -545,18 +489,17 @@ class Stepper:
         was_begun = self._loaded is not None
         self._settle()
         if was_begun and self._loaded is None:
-            return self._without_state(extras)  # it has just counted
+            return replace(wanted, load=None)  # it has just counted
         if not was_begun and not self._guard.has_writes:
-            return extras
+            return wanted
         if self._is_late:
             self._keep_values("loaded")
             self._loaded = None
-            if extras.on_loaded is not None:
-                extras.on_loaded()
-            return self._without_state(extras)
+            load.on_loaded()
+            return replace(wanted, load=None)
         store = self._store
         values = self._loaded or self._values_of(range(len(store.tensors)))
-        self._publish_loaded(spec, groups, values, extras)
+        self._publish_loaded(wanted, load, values)
         with torch.no_grad():
             for index in self._buffers.policies:
                 value = values[index]
@@ -564,14 +507,13 @@ class Stepper:
                     value, store.tensors[index].detach()
                 ):
                     store.tensors[index].copy_(value)
-        return self._without_state(extras)
+        return replace(wanted, load=None)
 
     def _publish_loaded(
         self,
-        spec: OptimizerSpec,
-        groups: Groups,
+        wanted: OptimizerStep,
+        load: StateLoad,
         values: list[torch.Tensor | None],
-        extras: PushExtras,
     ) -> PushResult:
         """Publishes values with optimizer state; keeps them until both count.
 
@@ -582,15 +524,12 @@ class Stepper:
             self._settle_unfinished(self._unfinished)  # a push without this state
         self._loaded = values
 
-        tell_loaded = extras.on_loaded
-
         def note_loaded() -> None:
             self._loaded = None
-            if tell_loaded is not None:
-                tell_loaded()
+            load.on_loaded()
 
-        carried = replace(extras, on_loaded=note_loaded)
-        result = self._published(spec, groups, values, carried)
+        carried = StateLoad(load.states, note_loaded)
+        result = self._published(replace(wanted, load=carried), values)
         if result.dropped:
             raise OptimizerMismatchError(
                 "the values and optimizer state that this worker has loaded are not "
@@ -599,10 +538,6 @@ class Stepper:
                 "in all workers at the same place; the next step() sends both again"
             )
         return result
-
-    @staticmethod
-    def _without_state(extras: PushExtras) -> PushExtras:
-        return replace(extras, loads=None, on_loaded=None)
 
     def _keep_values(self, verb: str) -> PushResult:
         """Goes on with the job's values, in a worker that has just joined it late.
@@ -641,22 +576,17 @@ class Stepper:
         return values
 
     def _published(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        values: Sequence[torch.Tensor | None],
-        extras: PushExtras,
+        self, wanted: OptimizerStep, values: Sequence[torch.Tensor | None]
     ) -> PushResult:
         while True:
             unfinished = self._unfinished
             if unfinished is None or not unfinished.contents.trailer.publishes:
                 self._guard.note()  # what the script has edited is what it publishes
-                if self._open(spec, extras, takes_data=False) is not None:
+                if self._open(wanted, takes_data=False) is not None:
                     continue  # an earlier step is settled, or this is a new start
                 self._shadow = None  # older than what is published
                 try:
-                    contents = self._with_values(spec, groups, values, extras)
-                    unfinished = self._begin(contents)
+                    unfinished = self._begin(self._with_values(wanted, values))
                 except EvictedError:
                     self._lose(None)
                     continue
@@ -698,14 +628,10 @@ class Stepper:
             )
 
     def _with_values(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        values: Sequence[torch.Tensor | None],
-        extras: PushExtras,
+        self, wanted: OptimizerStep, values: Sequence[torch.Tensor | None]
     ) -> StepContents:
         """Values that replace those of the job."""
-        nothing = self._without_gradient(spec, groups, extras)
+        nothing = self._without_gradient(wanted)
         return replace(
             nothing,
             tensors=values,
@@ -834,14 +760,11 @@ class Stepper:
         place = record.member_of(self._session.worker) if record else None
         return place or self.member
 
-    def _open(
-        self, spec: OptimizerSpec, extras: PushExtras, *, takes_data: bool
-    ) -> PushResult | None:
+    def _open(self, wanted: OptimizerStep, *, takes_data: bool) -> PushResult | None:
         """What a call that pushes begins with.
 
         Args:
-            spec: The optimizer.
-            extras: What goes with the push; state that it loads is sent here.
+            wanted: What goes with the push; state that it loads is sent here.
             takes_data: Whether the gradient is of the data drawn since the last one.
 
         Returns:
@@ -858,10 +781,13 @@ class Stepper:
         self._guard.check(self.clock + 1)
         try:
             self._catch_up()
-            if extras.loads is not None:
-                sequence = self.sequence_acknowledged + 1
-                digest = extras.spec_digest
-                self._states.stage(spec.name, sequence, extras.loads, digest)
+            if wanted.load is not None:
+                self._states.stage(
+                    wanted.spec.name,
+                    self.sequence_acknowledged + 1,
+                    wanted.load.states,
+                    wanted.spec_digest,
+                )
         except EvictedError:
             if takes_data:
                 self.pending.take()
@@ -979,25 +905,23 @@ class Stepper:
             session.settings.job_id, session.worker, optimizer, value_entries
         )
 
-    def _without_gradient(
-        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras
-    ) -> StepContents:
+    def _without_gradient(self, wanted: OptimizerStep) -> StepContents:
         """A push of weight 0, without a gradient and without data."""
         trailer = PushTrailer(
             weight=0.0,
-            groups=groups,
+            groups=wanted.groups,
             is_finite=True,
             ranges=(),
-            optimizer_digest=extras.spec_digest,
-            loads_state=extras.loads is not None,
-            scheduler_steps=extras.scheduler_steps,
+            optimizer_digest=wanted.spec_digest,
+            loads_state=wanted.load is not None,
+            scheduler_steps=wanted.scheduler_steps,
         )
         return StepContents(
-            optimizer=spec.name,
+            optimizer=wanted.spec.name,
             tensors=[None] * len(self._store.tensors),
             value_entries=self._buffers.value_entries,
             trailer=trailer,
-            on_loaded=extras.on_loaded,
+            on_loaded=None if wanted.load is None else wanted.load.on_loaded,
         )
 
     def _delivery_of(self, exchange: PushExchange) -> Delivery:

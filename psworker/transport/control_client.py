@@ -15,7 +15,7 @@ from pswire.data_codec import (
 )
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
-from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape, Origin
+from pswire.leased_data import DataReport, Origin
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import WorkerKey
 from pswire.membership_codec import identity_message, read_identity, read_settings
@@ -182,28 +182,20 @@ class ControlClient(CoordinatorPort):
 
     @override
     async def open_epoch(
-        self,
-        worker: WorkerKey,
-        loader: str,
-        epoch: int,
-        shape: EpochShape,
-        origin: bytes,
-        report: DataReport,
-        *,
-        timeout_s: float,
+        self, worker: WorkerKey, request: values.EpochRequest, *, timeout_s: float
     ) -> Origin:
         response = await self._call(
             self._stub.OpenEpoch,
             pb.OpenEpochRequest(
                 job_id=self._job_id,
                 worker=identity_message(worker),
-                loader=loader,
-                epoch=epoch,
-                position_count=shape.position_count,
-                batch_size=shape.batch_size,
-                drop_last=shape.drop_last,
-                origin=origin,
-                **report_fields(report),
+                loader=request.loader,
+                epoch=request.epoch,
+                position_count=request.shape.position_count,
+                batch_size=request.shape.batch_size,
+                drop_last=request.shape.drop_last,
+                origin=request.origin,
+                **report_fields(request.report),
             ),
             timeout_s,
         )
@@ -213,32 +205,23 @@ class ControlClient(CoordinatorPort):
 
     @override
     async def lease_data(
-        self,
-        worker: WorkerKey,
-        loader: str,
-        epoch: int,
-        *,
-        order_digest: int,
-        report: DataReport,
-        batch_count_max: int,
-        wait: bool,
-        timeout_s: float,
-    ) -> tuple[tuple[DataRange, ...], bool, EpochReport | None]:
+        self, worker: WorkerKey, request: values.LeaseRequest, *, timeout_s: float
+    ) -> values.Lease:
         response = await self._call(
             self._stub.LeaseData,
             pb.LeaseDataRequest(
                 job_id=self._job_id,
                 worker=identity_message(worker),
-                loader=loader,
-                epoch=epoch,
-                order_digest=order_digest,
-                **report_fields(report),
-                batch_count_max=batch_count_max,
-                wait=wait,
+                loader=request.loader,
+                epoch=request.epoch,
+                order_digest=request.order_digest,
+                **report_fields(request.report),
+                batch_count_max=request.batch_count_max,
+                wait=request.wait,
             ),
             timeout_s,
         )
-        return (
+        return values.Lease(
             read_ranges(response.ranges),
             response.closed,
             read_epoch(response.account) if response.closed else None,

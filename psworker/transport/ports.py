@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
-from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape, Origin
+from pswire.leased_data import DataReport, Origin
 from pswire.membership import ClockChoice, WorkerKey
 from pswire.placement import Placement
 from pswire.recorded_split import RecordedSplit
@@ -267,31 +267,14 @@ class CoordinatorPort(Protocol):
         """Ends the membership. Idempotent."""
 
     async def open_epoch(
-        self,
-        worker: WorkerKey,
-        loader: str,
-        epoch: int,
-        shape: EpochShape,
-        origin: bytes,
-        report: DataReport,
-        *,
-        timeout_s: float,
+        self, worker: WorkerKey, request: values.EpochRequest, *, timeout_s: float
     ) -> Origin:
         """Opens an epoch of a loader; what its order is drawn from. Idempotent."""
 
     async def lease_data(
-        self,
-        worker: WorkerKey,
-        loader: str,
-        epoch: int,
-        *,
-        order_digest: int,
-        report: DataReport,
-        batch_count_max: int,
-        wait: bool,
-        timeout_s: float,
-    ) -> tuple[tuple[DataRange, ...], bool, EpochReport | None]:
-        """Leases ranges; those, whether the epoch is closed, and what became of it."""
+        self, worker: WorkerKey, request: values.LeaseRequest, *, timeout_s: float
+    ) -> values.Lease:
+        """Leases ranges."""
 
     async def record_split(
         self, worker: WorkerKey, split: RecordedSplit, *, timeout_s: float

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from pswire.awaited import Awaited
-from pswire.leased_data import DataRange
+from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape
 from pswire.membership import Mode, Record, WorkerKey
 from pswire.outcome import Outcome
 from pswire.schema import ModelSchema
@@ -235,6 +235,62 @@ class ShardSession:
 
     sequence_done_max: int
     held_chunks: dict[int, frozenset[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRequest:
+    """A request to open an epoch.
+
+    Attributes:
+        loader: Name of the loader.
+        epoch: Epoch, from 0.
+        shape: How it is cut.
+        origin: What this worker would draw its order from; that of the first counts.
+        report: What became of data since the last report.
+    """
+
+    loader: str
+    epoch: int
+    shape: EpochShape
+    origin: bytes
+    report: DataReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRequest:
+    """A request for ranges.
+
+    Attributes:
+        loader: Name of the loader.
+        epoch: Epoch, from 0.
+        order_digest: XXH3-64 of the epoch's order.
+        report: What became of data since the last report.
+        batch_count_max: Most batches to lease.
+        wait: Whether to wait while there is nothing to lease.
+    """
+
+    loader: str
+    epoch: int
+    order_digest: int
+    report: DataReport
+    batch_count_max: int
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Answer to a lease request.
+
+    Attributes:
+        ranges: Ranges that this worker holds, one a batch, in the order to use them.
+            They may repeat earlier ones.
+        closed: Whether every range of the epoch is accounted for.
+        report: When it is closed, what became of the epoch.
+    """
+
+    ranges: tuple[DataRange, ...]
+    closed: bool
+    report: EpochReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

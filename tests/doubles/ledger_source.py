@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import DataLedger
-from pswire.leased_data import DataRange, DataReport, EpochShape
+from pswire.leased_data import DataRange, DataReport
 from pswire.membership import WorkerKey
 from psworker.data import Lease, LeaseRequest
 from psworker.data.pending import DrawnData, PendingData
 from psworker.data.source import part_in_rounds
 from psworker.errors import EvictedError
 from psworker.event_loop import LoopFuture
+from psworker.transport.values import EpochRequest
 
 if TYPE_CHECKING:
     from pswire.leased_data import Origin
@@ -103,18 +104,17 @@ class LedgerSource:
         place = self.rank if self.job.in_rounds else 0
         return part_in_rounds(batch_count, place, self.worker_count)
 
-    def open_epoch(
-        self,
-        loader: str,
-        epoch: int,
-        shape: EpochShape,
-        origin: bytes,
-        report: DataReport,
-    ) -> "LoopFuture[Origin]":
+    def open_epoch(self, request: EpochRequest) -> "LoopFuture[Origin]":
         future: LoopFuture[Origin] = LoopFuture()
-        self.job.take_report(self.key, report)
+        self.job.take_report(self.key, request.report)
         future.set_result(
-            self.job.ledger.open_epoch(self.key, loader, epoch, shape, origin=origin)
+            self.job.ledger.open_epoch(
+                self.key,
+                request.loader,
+                request.epoch,
+                request.shape,
+                origin=request.origin,
+            )
         )
         self.job.retry()
         return future

@@ -12,6 +12,7 @@ from torch import nn
 
 from pswire.membership import Mode
 from psworker.errors import ConfigurationError, OptimizerMismatchError
+from psworker.optim.step_contents import OptimizerStep
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.integration.job import Job, connect, deviation, run_workers
@@ -170,9 +171,8 @@ def test_what_a_group_has_averaged_becomes_the_sum_of_its_processes(
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401
             return getattr(self._inner, name)
 
-        def step(self, *given: Any, extras: Any, **options: Any) -> Any:  # noqa: ANN401
-            extras = replace(extras, averaged_over=3)
-            return self._inner.step(*given, extras=extras, **options)
+        def step(self, wanted: OptimizerStep) -> Any:  # noqa: ANN401
+            return self._inner.step(replace(wanted, averaged_over=3))
 
     with Job(tmp_path) as job, connect(job, "w0") as ps:
         model = nn.Linear(2, 1, bias=False)

@@ -528,7 +528,7 @@ BUGS = (
         (
             Edit(
                 "psworker/steps/stepper.py",
-                "            extras = self._with_loaded_values(spec, groups, extras)\n",
+                "            wanted = self._with_loaded_values(wanted, wanted.load)\n",
                 "            pass\n",
             ),
         ),

@@ -7,18 +7,18 @@ from typing import Any
 from torch.optim import Optimizer
 
 from pswire.compression import NO_COMPRESSION
-from pswire.leased_data import DataReport, EpochShape, Origin
+from pswire.leased_data import Origin
 from pswire.membership import Mode
 from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
 from psworker import event_loop, fork_guard
 from psworker.backends.backend import GROUP_PUBLISH_TEXT, PrepareOptions, WorkerPlace
-from psworker.backends.host.messages import AwaitTurn, LeaseBatches, OpenEpoch
+from psworker.backends.host.messages import AwaitTurn
 from psworker.backends.host.steps import HostSteps
 from psworker.backends.prepared import PreparedObjects, leased
 from psworker.config import WorkerConfig
 from psworker.data.pending import PendingData
-from psworker.data.source import Lease, LeaseRequest, part_in_rounds
+from psworker.data.source import part_in_rounds
 from psworker.errors import ConfigurationError, UnsupportedError
 from psworker.event_loop import LoopFuture
 from psworker.launch.launched import HostPlace
@@ -29,6 +29,7 @@ from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.prepare import Prepared
 from psworker.optim.published import Published
 from psworker.transport.ports import Traffic
+from psworker.transport.values import EpochRequest, Lease, LeaseRequest
 
 
 class Host:
@@ -223,22 +224,15 @@ class HostDataLink:
         """Enters again, or has the group rejoin, after an exclusion or eviction."""
         self._here.rejoin()
 
-    def open_epoch(
-        self,
-        loader: str,
-        epoch: int,
-        shape: EpochShape,
-        origin: bytes,
-        report: DataReport,
-    ) -> LoopFuture[Origin]:
+    def open_epoch(self, request: EpochRequest) -> LoopFuture[Origin]:
         """Opens an epoch; what its order is drawn from."""
         self._here.refuse_out()
-        return self._here.driver.ask(OpenEpoch(loader, epoch, shape, origin, report))
+        return self._here.driver.ask(request)
 
     def lease_data(self, request: LeaseRequest) -> LoopFuture[Lease]:
         """Leases ranges."""
         self._here.refuse_out()
-        return self._here.driver.ask(LeaseBatches(request))
+        return self._here.driver.ask(request)
 
     def await_contribution(self) -> LoopFuture[None]:
         """Done once a step of the group, or of the job, waits for nobody with data."""

@@ -30,9 +30,9 @@ from psworker.backends.host.messages import (
     View,
 )
 from psworker.backends.host.rendezvous import Hello, Link, Rendezvous
-from psworker.data.source import Lease
 from psworker.errors import EvictedError, PsError
 from psworker.event_loop import EventLoop, LoopFuture
+from psworker.transport.values import Lease
 from psworker.transport.waiting_log import WaitingLog
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from psworker.optim.buffers import Buffers
 from psworker.optim.model_schema import BoundSchema
 from psworker.optim.prepare import Prepared
 from psworker.optim.push_result import PushResult
-from psworker.optim.step_contents import PushExtras
+from psworker.optim.step_contents import StateLoad
 from psworker.steps.job_tensors import JobTensors
 from psworker.steps.sending import Sending
 from psworker.tensors.value_store import CheckedChunk, ValueStore
@@ -183,7 +183,12 @@ class HostLeader:
         return stepper.status(self.token)
 
     def push(
-        self, seal: Seal, status: GroupStatus, extras: PushExtras, *, is_repeat: bool
+        self,
+        seal: Seal,
+        status: GroupStatus,
+        load: StateLoad | None,
+        *,
+        is_repeat: bool,
     ) -> tuple[PushResult, GroupStatus, frozenset[int]]:
         """Pushes a sealed step.
 
@@ -197,7 +202,7 @@ class HostLeader:
         spec = model.given.specs[seal.leading.optimizer]
         mean = self._memory.mean(seal.parts, with_leaders=seal.place.is_first_worker)
         model.store.watched.clear()
-        result = stepper.push(spec, seal, mean, extras, is_repeat=is_repeat)
+        result = stepper.push(spec, seal, mean, load, is_repeat=is_repeat)
         written = frozenset(model.store.watched)
         return result, stepper.status(self.token), written
 

@@ -7,7 +7,8 @@ while any member is outside of a step: no push is under way then.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pswire.leased_data import DataRange, DataReport, Origin
@@ -17,18 +18,16 @@ from psworker.backends.host.leader import HostLeader
 from psworker.backends.host.messages import (
     AwaitTurn,
     GiveBack,
-    LeaseBatches,
-    OpenEpoch,
     OptimizerStateOf,
     ProcessId,
     Question,
     RejoinJob,
     SettingsOf,
 )
-from psworker.data.source import Lease, LeaseRequest
 from psworker.errors import EvictedError
 from psworker.member.session import CALL_TIMEOUT_S, Session
 from psworker.transport.retries import now, told_to_users, until_decided
+from psworker.transport.values import EpochRequest, Lease, LeaseRequest
 
 if TYPE_CHECKING:
     from pswire.leased_data import EpochReport
@@ -197,10 +196,10 @@ class LeaderService:
         while self._core.is_gathering:  # it does not know yet who holds what
             await self._changed.wait()
         match question:
-            case OpenEpoch():
+            case EpochRequest():
                 return await self._open_epoch(process, question)
-            case LeaseBatches(request=request):
-                return await self._lease(process, request)
+            case LeaseRequest():
+                return await self._lease(process, question)
             case GiveBack(ranges=ranges):
                 for each in ranges:
                     self._deal_of(each.loader, each.epoch).give_back(process, (each,))
@@ -238,26 +237,14 @@ class LeaderService:
 
     # Data
 
-    async def _open_epoch(self, process: ProcessId, question: OpenEpoch) -> Origin:
+    async def _open_epoch(self, process: ProcessId, request: EpochRequest) -> Origin:
         session = await self._leader.ready()
         for (loader, epoch), deal in self._deals.items():
-            if loader == question.loader and epoch < question.epoch:
+            if loader == request.loader and epoch < request.epoch:
                 deal.give_all_back(process)
-        report = self._report(question.report)
-
-        async def attempt(timeout_s: float) -> Origin:
-            return await session.control.open_epoch(
-                session.worker,
-                question.loader,
-                question.epoch,
-                question.shape,
-                question.origin,
-                report,
-                timeout_s=min(timeout_s, CALL_TIMEOUT_S),
-            )
-
-        origin: Origin = await self._called(session, attempt, report)
-        self._deal_of(question.loader, question.epoch)
+        request = replace(request, report=self._report(request.report))
+        origin = await self._called(session, session.control.open_epoch, request)
+        self._deal_of(request.loader, request.epoch)
         return origin
 
     async def _lease(self, process: ProcessId, request: LeaseRequest) -> Lease:
@@ -305,22 +292,13 @@ class LeaderService:
         """Asks the coordinator for the group, and deals what it leases."""
         session = await self._leader.ready()
         key = request.loader, request.epoch
-        report = self._report(DataReport(skipped=request.report.skipped))
-
-        async def attempt(timeout_s: float) -> Lease:
-            ranges, is_closed, account = await session.control.lease_data(
-                session.worker,
-                request.loader,
-                request.epoch,
-                order_digest=request.order_digest,
-                report=report,
-                batch_count_max=min(count, _BATCH_COUNT_MAX),
-                wait=wait,
-                timeout_s=min(timeout_s, CALL_TIMEOUT_S),
-            )
-            return Lease(ranges, is_closed, account)
-
-        lease: Lease = await self._called(session, attempt, report)
+        own = replace(
+            request,
+            report=self._report(DataReport(skipped=request.report.skipped)),
+            batch_count_max=min(count, _BATCH_COUNT_MAX),
+            wait=wait,
+        )
+        lease = await self._called(session, session.control.lease_data, own)
         deal = self._deal_of(*key)
         deal.take_in(lease.ranges, self._core.members)
         deal.is_closed = deal.is_closed or lease.closed
@@ -336,14 +314,21 @@ class LeaderService:
         )
 
     async def _called(
-        self, session: Session, attempt: Callable[[float], Any], report: DataReport
-    ) -> Any:  # noqa: ANN401, as the call
+        self,
+        session: Session,
+        call: Callable[..., Coroutine[Any, Any, T]],
+        request: EpochRequest | LeaseRequest,
+    ) -> T:
+        def attempt(timeout_s: float) -> Coroutine[Any, Any, T]:
+            limit_s = min(timeout_s, CALL_TIMEOUT_S)
+            return call(session.worker, request, timeout_s=limit_s)
+
         try:
             return await session.membership.unless_failed(
                 until_decided(attempt, now() + self._timeout_s)
             )
         except BaseException:
-            self._leader.pending.unreported.put_back(report)
+            self._leader.pending.unreported.put_back(request.report)
             raise
 
     def _deal_of(self, loader: str, epoch: int) -> Deal:

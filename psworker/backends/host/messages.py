@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pswire.leased_data import DataRange, DataReport, EpochShape
+from pswire.leased_data import DataRange, DataReport
 from pswire.membership import WorkerKey
 from psworker.backends.backend import LeaderError
-from psworker.data.source import LeaseRequest
 from psworker.errors import PsError
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import Groups
+from psworker.transport.values import EpochRequest, LeaseRequest
 
 
 class ProcessId(NamedTuple):
@@ -330,24 +330,6 @@ def leading_part(parts: Mapping[ProcessId, StepPart]) -> StepPart:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenEpoch:
-    """Opens an epoch; what its order is drawn from, an `Origin`."""
-
-    loader: str
-    epoch: int
-    shape: EpochShape
-    origin: bytes
-    report: DataReport
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseBatches:
-    """Some batches of an epoch: a `Lease`."""
-
-    request: LeaseRequest
-
-
-@dataclass(frozen=True, slots=True)
 class GiveBack:
     """Batches that came too late to be used; nothing."""
 
@@ -382,8 +364,8 @@ class RejoinJob:
 
 
 Question = (
-    OpenEpoch
-    | LeaseBatches
+    EpochRequest
+    | LeaseRequest
     | GiveBack
     | AwaitTurn
     | OptimizerStateOf

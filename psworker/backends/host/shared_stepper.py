@@ -20,7 +20,7 @@ from psworker.optim import gradients
 from psworker.optim.buffer_policies import BufferPolicy
 from psworker.optim.buffers import leads
 from psworker.optim.push_result import PushResult
-from psworker.optim.step_contents import PushExtras, StepContents
+from psworker.optim.step_contents import StateLoad, StepContents
 from psworker.steps.sending import incarnations_of_shards
 from psworker.steps.stepper import Stepper
 from psworker.tensors.value_store import Scope
@@ -97,7 +97,7 @@ class SharedStepper(Stepper):
         spec: OptimizerSpec,
         seal: Seal,
         mean: Sequence[torch.Tensor | None],
-        extras: PushExtras,
+        load: StateLoad | None,
         *,
         is_repeat: bool,
     ) -> PushResult:
@@ -107,7 +107,7 @@ class SharedStepper(Stepper):
             spec: The optimizer.
             seal: The step.
             mean: The gradient, one for each entry.
-            extras: State to load, of this process's call.
+            load: State of this process's call.
             is_repeat: Whether another process may have sent some of it.
 
         Raises:
@@ -117,13 +117,13 @@ class SharedStepper(Stepper):
             if self._lost is not None:
                 return self._lose(self._unfinished)
             return self._finish(self._unfinished, self._store)
-        contents = self._sealed(spec, seal, mean, extras)
+        contents = self._sealed(spec, seal, mean, load)
         if is_repeat and self._is_other_start(seal.place.worker):
             return self._settle_lost(contents, seal.place)
         try:
-            if extras.loads is not None:
+            if load is not None:
                 digest = seal.leading.spec_digest
-                self._states.stage(spec.name, seal.place.sequence, extras.loads, digest)
+                self._states.stage(spec.name, seal.place.sequence, load.states, digest)
             header = self._header_of(
                 self._session.core.next_push(), spec.name, contents.value_entries
             )
@@ -164,7 +164,7 @@ class SharedStepper(Stepper):
         spec: OptimizerSpec,
         seal: Seal,
         mean: Sequence[torch.Tensor | None],
-        extras: PushExtras,
+        load: StateLoad | None,
     ) -> StepContents:
         """What the push of a sealed step carries."""
         norm = float(seal.square_sum**0.5) if seal.weight else 0.0
@@ -192,5 +192,5 @@ class SharedStepper(Stepper):
             ),
             ranges=seal.drawn,
             is_discarded=seal.place.is_stale,
-            on_loaded=extras.on_loaded,
+            on_loaded=None if load is None else load.on_loaded,
         )

@@ -6,6 +6,8 @@ group's state machine wants done, and copies the new values.
 
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -41,7 +43,7 @@ from psworker.optim.gradients import SpentGradients
 from psworker.optim.optimizer_state import States
 from psworker.optim.prepare import Prepared
 from psworker.optim.push_result import PushResult
-from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
+from psworker.optim.step_contents import OptimizerStep, StateLoad
 from psworker.steps.notices import Notices
 from psworker.transport.values import OptimizerSettings
 from psworker.transport.waiting_log import WaitingLog
@@ -115,16 +117,7 @@ class HostSteps(GroupEntry):
         """Whether a gradient was begun that no step has taken yet."""
         return self._spent.has_others(self._tensors)
 
-    def step(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        *,
-        weight: float | None,
-        is_finite: bool = True,
-        scale: torch.Tensor | None = None,
-        extras: PushExtras = NO_EXTRAS,
-    ) -> PushResult:
+    def step(self, wanted: OptimizerStep) -> PushResult:
         """Adds a gradient to the group's next push, and leaves the newest values.
 
         Raises:
@@ -135,13 +128,14 @@ class HostSteps(GroupEntry):
             failpoints.hit("worker.step")
         if (earlier := self._settle_earlier()) is not None:
             return earlier
-        if extras.loads is not None and self._guard.has_writes:
+        if wanted.load is not None and self._guard.has_writes:
             raise UnsupportedError(LOADED_TEXT)
         self._look()
         self._guard.check(self.status.clock + 1)
-        held = gradients.gradients_of(spec, groups, self._tensors)
+        held = gradients.gradients_of(wanted.spec, wanted.groups, self._tensors)
         if any(each is not None and each.is_sparse for each in held):
             raise UnsupportedError(_SPARSE_TEXT)
+        scale = wanted.scale
         if scale is not None and gradients.unscale(held, scale) != 1.0:
             raise UnsupportedError(_FLOAT16_TEXT)
         self._spent.note(held)
@@ -149,47 +143,47 @@ class HostSteps(GroupEntry):
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
         is_stale, self._is_stale = self._is_stale or drawn.is_of_lost, False
-        weight = float(self._sample_count) if weight is None else weight
+        weight = wanted.weight
+        if weight is None:
+            weight = float(self._sample_count)
         if is_stale:
             weight = 0.0
-        if weight and is_finite:
+        if weight and wanted.is_finite:
             for index, value in self._buffers.changed(
                 self._store, is_leader=True
             ).items():
                 held[index] = value
         else:
             held = [None] * len(held)
-        part = StepPart(
+        part = replace(
+            self._part_of(wanted, held),
             weight=weight,
-            presence=self._life.memory.offer(held),
-            groups=groups,
-            is_finite=is_finite,
+            is_finite=wanted.is_finite,
             ranges=() if is_stale else drawn.ranges,
-            spec_digest=extras.spec_digest,
-            scheduler_steps=extras.scheduler_steps,
-            loads_state=extras.loads is not None,
-            optimizer=spec.name,
         )
-        return self._take_part(part, extras, is_discarded=is_stale)
+        return self._take_part(part, wanted.load, is_discarded=is_stale)
 
-    def push_nothing(
-        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
-    ) -> PushResult:
+    def push_nothing(self, wanted: OptimizerStep) -> PushResult:
         """Takes part in the group's next push with weight 0."""
         if (earlier := self._settle_earlier()) is not None:
             return earlier
         self._look()
-        nothing: list[torch.Tensor | None] = [None] * len(self._tensors)
-        part = StepPart(
+        part = self._part_of(wanted, [None] * len(self._tensors))
+        return self._take_part(part, wanted.load)
+
+    def _part_of(
+        self, wanted: OptimizerStep, held: Sequence[torch.Tensor | None]
+    ) -> StepPart:
+        """A part of weight 0, with these gradients, if they are finite, behind it."""
+        return StepPart(
             weight=0.0,
-            presence=self._life.memory.offer(nothing),
-            groups=groups,
-            spec_digest=extras.spec_digest,
-            scheduler_steps=extras.scheduler_steps,
-            loads_state=extras.loads is not None,
-            optimizer=spec.name,
+            presence=self._life.memory.offer(held),
+            groups=wanted.groups,
+            spec_digest=wanted.spec_digest,
+            scheduler_steps=wanted.scheduler_steps,
+            loads_state=wanted.load is not None,
+            optimizer=wanted.spec.name,
         )
-        return self._take_part(part, extras)
 
     def note_zeroed(self) -> None:
         """Data behind gradients that were zeroed has no weight."""
@@ -298,10 +292,10 @@ class HostSteps(GroupEntry):
         refuse_closed(is_closed=self._is_closed)
         result: PushResult | None = None
         while (task := self._life.driver.pending_task()) is not None:
-            found = self._carry_out(task, NO_EXTRAS)
+            found = self._carry_out(task, None)
             result = found or result
         if result is None and self._life.core.is_settling:
-            return self._take_part(None, NO_EXTRAS)
+            return self._take_part(None, None)
         if result is not None:
             self.last_push = result
         return result
@@ -309,7 +303,7 @@ class HostSteps(GroupEntry):
     def _take_part(
         self,
         part: StepPart | None,
-        extras: PushExtras,
+        load: StateLoad | None,
         *,
         is_discarded: bool = False,
     ) -> PushResult:
@@ -327,7 +321,7 @@ class HostSteps(GroupEntry):
                     f"{self._life.driver.waited_for()}; step() again goes on with it",
                     reason=ErrorReason.WAIT_TIMEOUT,
                 )
-            result = self._carry_out(task, extras)
+            result = self._carry_out(task, load)
             if result is not None:
                 self.last_push = result
                 ranges = part.ranges if part is not None else ()
@@ -338,7 +332,7 @@ class HostSteps(GroupEntry):
                     self._notices.note_result(result, is_discarded=is_told)
                 return result
 
-    def _carry_out(self, task: Task, extras: PushExtras) -> PushResult | None:
+    def _carry_out(self, task: Task, load: StateLoad | None) -> PushResult | None:
         """Does a task; returns the result of the step once that is over."""
         life = self._life
         match task:
@@ -348,9 +342,9 @@ class HostSteps(GroupEntry):
                 square_sum = life.memory.reduce(parts)
                 life.driver.post(lambda core: core.reduced(attempt, square_sum))
             case Push():
-                self._push(task, extras)
+                self._push(task, load)
             case Done():
-                return self._conclude(task, extras)
+                return self._conclude(task, load)
             case Failed():
                 raise task.to_error()
             case Excluded():
@@ -366,7 +360,7 @@ class HostSteps(GroupEntry):
             found, status = life.leader.arrive(done.status)
         life.driver.post(lambda core: core.arrived(found, status))
 
-    def _push(self, task: Push, extras: PushExtras) -> None:
+    def _push(self, task: Push, load: StateLoad | None) -> None:
         life = self._life
         assert life.leader is not None, "only leaders push"
         if task.done.source != life.core.process:
@@ -374,7 +368,7 @@ class HostSteps(GroupEntry):
         before = task.done.status
         with self._failures_sent():
             result, status, written = life.leader.push(
-                task.seal, before, extras, is_repeat=task.is_repeat
+                task.seal, before, load, is_repeat=task.is_repeat
             )
         is_whole = result.dropped or status.rejoin_count > before.rejoin_count
         done = Done(
@@ -389,7 +383,7 @@ class HostSteps(GroupEntry):
         )
         life.driver.post(lambda core: core.pushed(done))
 
-    def _conclude(self, done: Done, extras: PushExtras) -> PushResult | None:
+    def _conclude(self, done: Done, load: StateLoad | None) -> PushResult | None:
         """Copies the values of a step that is over."""
         life = self._life
         self._take_values(done, is_whole=done.is_whole)
@@ -403,8 +397,8 @@ class HostSteps(GroupEntry):
             self._note_rejoined(done.status)
         result = done.status.last_push
         assert result is not None, "a step was pushed"
-        if extras.on_loaded is not None and life.leader is None and not result.dropped:
-            extras.on_loaded()
+        if load is not None and life.leader is None and not result.dropped:
+            load.on_loaded()
         return result
 
     def _enter_again(self) -> PushResult:

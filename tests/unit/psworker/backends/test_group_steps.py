@@ -20,7 +20,7 @@ from psworker.optim.declared_tensors import DeclaredTensors
 from psworker.optim.model_schema import bind_models
 from psworker.optim.optimizer_state import States
 from psworker.optim.push_result import PushResult
-from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
+from psworker.optim.step_contents import OptimizerStep, StateLoad
 from psworker.transport.values import OptimizerSettings
 from tests.doubles.core_values import sgd
 
@@ -50,31 +50,17 @@ class RecordingSteps:
     """Stands in for the leader's own steps: notes what it was asked."""
 
     reads_state: bool = True
-    weights: list[float | None] = field(default_factory=list)
-    extras: list[PushExtras] = field(default_factory=list)
+    steps: list[OptimizerStep] = field(default_factory=list)
 
-    def step(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        *,
-        weight: float | None,
-        is_finite: bool = True,
-        scale: torch.Tensor | None = None,
-        extras: PushExtras = NO_EXTRAS,
-    ) -> PushResult:
-        self.weights.append(weight)
-        self.extras.append(extras)
+    def step(self, wanted: OptimizerStep) -> PushResult:
+        self.steps.append(wanted)
         return RESULT
 
     def note_zeroed(self) -> None:
         raise AssertionError("the group notes it itself")
 
-    def push_nothing(
-        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
-    ) -> PushResult:
-        self.extras.append(extras)
-        return RESULT
+    def push_nothing(self, wanted: OptimizerStep) -> PushResult:
+        raise AssertionError("every test has data")
 
     def optimizer_state(self, optimizer: str, spec_digest: str) -> States:
         return {}
@@ -132,9 +118,9 @@ def test_a_batch_that_a_loop_breaks_at_is_not_of_the_next_step(
                 break
             model.zero_grad()
             model(inputs).sum().backward()
-            steps.step(SPEC, (), weight=None)
+            steps.step(OptimizerStep(spec=SPEC, groups=()))
 
-    assert leader.weights == [2, 2]
+    assert [each.weight for each in leader.steps] == [2, 2]
 
 
 def test_a_sum_is_told_over_how_many_processes_its_gradient_was_averaged(
@@ -142,9 +128,9 @@ def test_a_sum_is_told_over_how_many_processes_its_gradient_was_averaged(
 ) -> None:
     monkeypatch.setattr(steps._channel, "process_count", 3)
     for spec in (SPEC, replace(SPEC, loss_is_sum=True)):
-        steps.step(spec, (), weight=1.0)
+        steps.step(OptimizerStep(spec=spec, groups=(), weight=1.0))
 
-    assert [each.averaged_over for each in leader.extras] == [1, 3]
+    assert [each.averaged_over for each in leader.steps] == [1, 3]
 
 
 def test_a_process_that_does_not_lead_has_no_optimizer_state(steps: GroupSteps) -> None:
@@ -161,20 +147,18 @@ def test_state_is_loaded_when_the_push_that_carried_it_says_so(
     steps: GroupSteps, leader: RecordingSteps
 ) -> None:
     loaded: list[str] = []
-    first = PushExtras(loads={}, on_loaded=lambda: loaded.append("first"))
-    other = PushExtras(loads={}, on_loaded=lambda: loaded.append("other"))
+    first = StateLoad({}, lambda: loaded.append("first"))
+    other = StateLoad({}, lambda: loaded.append("other"))
 
-    steps.step(SPEC, (), weight=1, extras=first)
+    steps.step(OptimizerStep(spec=SPEC, groups=(), weight=1, load=first))
     assert not loaded
 
     class Loading(RecordingSteps):
-        def push_nothing(
-            self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
-        ) -> PushResult:
-            assert extras.on_loaded is not None
-            extras.on_loaded()
+        def push_nothing(self, wanted: OptimizerStep) -> PushResult:
+            assert wanted.load is not None
+            wanted.load.on_loaded()
             return RESULT
 
     steps.lead(Loading())
-    steps.push_nothing(SPEC, (), other)
+    steps.push_nothing(OptimizerStep(spec=SPEC, groups=(), load=other))
     assert loaded == ["other"]

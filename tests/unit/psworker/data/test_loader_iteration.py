@@ -25,6 +25,7 @@ from psworker.data.batch_tensors import CallArguments
 from psworker.data.leases import EpochLeases
 from psworker.data.order import order_digest
 from psworker.errors import ConfigurationError
+from psworker.transport.values import EpochRequest
 from tests.doubles.ledger_source import LedgerJob, LedgerSource
 
 
@@ -191,7 +192,11 @@ def in_rounds() -> tuple[LedgerSource, LedgerSource]:
 def _others_part(source: LedgerSource, *, is_done: bool) -> None:
     """Another worker draws its part of the epoch, and trains on it or is lost."""
     shape = EpochShape(position_count=16, batch_size=4, drop_last=False)
-    source.open_epoch("loader", 0, shape, b"", DataReport())
+    source.open_epoch(
+        EpochRequest(
+            loader="loader", epoch=0, shape=shape, origin=b"", report=DataReport()
+        )
+    )
     leases = EpochLeases(
         source,
         loader="loader",

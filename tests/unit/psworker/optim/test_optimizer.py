@@ -22,6 +22,7 @@ from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.optimizer_state import states_of
 from psworker.optim.prepare import point_schedulers
 from psworker.optim.push_result import PushResult
+from psworker.optim.step_contents import OptimizerStep
 
 if TYPE_CHECKING:
     from psworker.optim.optimizer_state import States
@@ -44,7 +45,7 @@ def outcome(name: str) -> PushResult:
 class RecordingStepper:
     """Stands in for the steps of a member: notes what it was asked."""
 
-    steps: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[OptimizerStep] = field(default_factory=list)
     reads_state: bool = True
     held: "States" = field(default_factory=dict)
     fetch_count: int = 0
@@ -52,15 +53,14 @@ class RecordingStepper:
     refusal: Exception | None = None
     result: PushResult = field(default_factory=lambda: outcome("applied"))
 
-    def step(self, spec: object, groups: object, **how: Any) -> PushResult:  # noqa: ANN401
-        self.steps.append({"groups": groups, **how})
-        on_loaded = how["extras"].on_loaded
-        if on_loaded is not None and not self.result.dropped:
-            on_loaded()
+    def step(self, wanted: OptimizerStep) -> PushResult:
+        self.steps.append(wanted)
+        if wanted.load is not None and not self.result.dropped:
+            wanted.load.on_loaded()
         return self.result
 
-    def push_nothing(self, spec: object, groups: object, extras: object) -> PushResult:
-        return self.step(spec, groups, extras=extras)
+    def push_nothing(self, wanted: OptimizerStep) -> PushResult:
+        return self.step(wanted)
 
     def optimizer_state(self, optimizer: str, spec_digest: str) -> "States":
         self.fetch_count += 1
@@ -82,6 +82,10 @@ def prepared(
     bound = bind_models({"model": model})
     spec = describe_optimizer("optimizer", inner, bound)
     return PreparedOptimizer(inner, spec, cast("Stepper", stepper), bound), stepper
+
+
+def loads_of(step: OptimizerStep) -> Any:  # noqa: ANN401, `States`, or none
+    return None if step.load is None else step.load.states
 
 
 @pytest.fixture
@@ -110,9 +114,9 @@ def test_step_sends_the_current_hyperparameters(model: nn.Module) -> None:
     optimizer.step(weight=12)
 
     (step,) = stepper.steps
-    assert step["groups"][0][position] == 0.05
-    assert step["weight"] == 12
-    assert step["is_finite"]
+    assert step.groups[0][position] == 0.05
+    assert step.weight == 12
+    assert step.is_finite
 
 
 def test_zero_grad_works(model: nn.Module) -> None:
@@ -154,7 +158,7 @@ def test_schedulers_from_before_and_after_reach_the_shards(model: nn.Module) -> 
     after.step()
     optimizer.step()
 
-    rates = [step["groups"][0][position] for step in stepper.steps]
+    rates = [step.groups[0][position] for step in stepper.steps]
     assert rates == pytest.approx([1.0, 0.1, 2.0])
 
 
@@ -205,9 +209,9 @@ def test_a_group_that_is_added_is_declared_and_named_by_pushes() -> None:
 
     (declared,) = stepper.declared
     assert [group.entry_indexes for group in declared.groups] == [(0, 1), (2, 3)]
-    digests = [step["extras"].spec_digest for step in stepper.steps]
+    digests = [step.spec_digest for step in stepper.steps]
     assert digests == ["", declared.digest]
-    assert len(stepper.steps[1]["groups"]) == 2
+    assert len(stepper.steps[1].groups) == 2
     assert optimizer.param_groups is inner.param_groups
 
 
@@ -221,7 +225,7 @@ def test_a_group_that_is_refused_is_not_there() -> None:
 
     assert len(optimizer.param_groups) == 1
     optimizer.step()
-    assert stepper.steps[0]["extras"].spec_digest == ""
+    assert stepper.steps[0].spec_digest == ""
 
 
 def test_a_hyperparameter_that_is_no_number_is_named(model: nn.Module) -> None:
@@ -250,7 +254,7 @@ def test_loaded_state_goes_with_each_step_until_one_has_counted(
     optimizer.step()
     optimizer.step()
 
-    loads = [step["extras"].loads for step in stepper.steps]
+    loads = [loads_of(step) for step in stepper.steps]
     assert [each is not None for each in loads] == [True, True, False]
     assert loads[0].keys() == {0, 1}
     assert loads[0][0].keys() == {"step", "exp_avg", "exp_avg_sq"}
@@ -276,7 +280,7 @@ def test_loaded_state_is_not_rounded_to_the_type_of_the_parameters(
 
     (step,) = stepper.steps
     for index, parameter in enumerate(masters.parameters()):
-        found, exact = step["extras"].loads[index], other.state[parameter]
+        found, exact = loads_of(step)[index], other.state[parameter]
         assert found.keys() == exact.keys()
         assert found["exp_avg_sq"].gt(0).all()
         for name, value in exact.items():
@@ -290,10 +294,12 @@ def test_state_loaded_while_other_state_is_under_way_is_kept(model: nn.Module) -
     optimizer.step()  # with the first
     optimizer.load_state_dict(optimizer.state_dict())
 
-    stepper.steps[0]["extras"].on_loaded()
+    load = stepper.steps[0].load
+    assert load is not None
+    load.on_loaded()
     optimizer.step()
 
-    assert stepper.steps[1]["extras"].loads is not None
+    assert loads_of(stepper.steps[1]) is not None
 
 
 def test_a_state_dict_of_other_groups_changes_nothing(model: nn.Module) -> None:
@@ -304,7 +310,7 @@ def test_a_state_dict_of_other_groups_changes_nothing(model: nn.Module) -> None:
         optimizer.load_state_dict(other.state_dict())
 
     optimizer.step()
-    assert stepper.steps[0]["extras"].loads is None
+    assert loads_of(stepper.steps[0]) is None
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
@@ -334,8 +340,8 @@ def test_a_gradient_scaler_leaves_the_verdict_to_the_shards(model: nn.Module) ->
     scaler.update()
 
     fine, skipped = stepper.steps
-    assert (fine["is_finite"], float(fine["scale"])) == (True, 4.0)
-    assert not skipped["is_finite"]
+    assert (fine.is_finite, fine.scale) == (True, 4.0)
+    assert not skipped.is_finite
     assert scaler.get_scale() == 2.0
 
 
@@ -348,7 +354,7 @@ def test_a_scaler_that_has_unscaled_hands_over_no_scale(model: nn.Module) -> Non
 
     scaler.step(optimizer)
 
-    assert stepper.steps[0]["scale"] is None
+    assert stepper.steps[0].scale is None
 
 
 def test_schedulers_say_nothing_about_the_order_of_steps(model: nn.Module) -> None:
@@ -432,9 +438,9 @@ def test_groups_that_the_script_has_changed_are_declared(
 
     (declared,) = stepper.declared
     assert [group.entry_indexes for group in declared.groups] == entries
-    digests = [step["extras"].spec_digest for step in stepper.steps]
+    digests = [step.spec_digest for step in stepper.steps]
     assert digests == ["", declared.digest, declared.digest]
-    assert [len(step["groups"]) for step in stepper.steps] == [2, *[len(entries)] * 2]
+    assert [len(step.groups) for step in stepper.steps] == [2, *[len(entries)] * 2]
     if is_watched:
         kinds = {type(group["params"]).__name__ for group in optimizer.param_groups}
         assert kinds == {"WatchedParameters"}
@@ -536,7 +542,7 @@ def test_switches_on_the_way_to_the_shards(model: nn.Module) -> None:
     optimizer.step()
 
     first, second = (
-        dict(zip(names, step["groups"][0], strict=True)) for step in stepper.steps
+        dict(zip(names, step.groups[0], strict=True)) for step in stepper.steps
     )
     assert (first["lr"], second["lr"]) == (0.25, 0.125)
     assert (first["betas.0"], first["betas.1"], first["maximize"]) == (0.5, 0.75, 1.0)
@@ -614,7 +620,7 @@ def test_state_is_fetched_when_it_is_read_and_not_sent_back(model: nn.Module) ->
     assert list(optimizer.state)
     assert stepper.fetch_count == 2
 
-    assert [step["extras"].loads for step in stepper.steps] == [None, None]
+    assert [loads_of(step) for step in stepper.steps] == [None, None]
 
 
 def clear(optimizer: PreparedOptimizer) -> None:
@@ -643,7 +649,7 @@ def test_state_that_is_thrown_away_is_told_with_the_next_push(
     optimizer.step()
     optimizer.step()
 
-    assert [step["extras"].loads for step in stepper.steps] == [{}, None]
+    assert [loads_of(step) for step in stepper.steps] == [{}, None]
     assert stepper.fetch_count == 0
 
 
@@ -663,9 +669,9 @@ def test_state_of_one_parameter_is_thrown_away(model: nn.Linear, case: str) -> N
     optimizer.step()
 
     (step,) = stepper.steps
-    assert step["extras"].loads.keys() == {1}
+    assert loads_of(step).keys() == {1}
     for name, value in stepper.held[1].items():
-        assert torch.equal(step["extras"].loads[1][name], value)
+        assert torch.equal(loads_of(step)[1][name], value)
 
 
 def test_state_that_is_written_into_is_sent(model: nn.Linear) -> None:
@@ -676,7 +682,7 @@ def test_state_that_is_written_into_is_sent(model: nn.Linear) -> None:
     optimizer.state[model.bias]["exp_avg_sq"] = torch.full((2,), 4.0)
     optimizer.step()
 
-    loads = stepper.steps[0]["extras"].loads
+    loads = loads_of(stepper.steps[0])
     assert loads[0]["exp_avg"].eq(0).all()
     assert torch.equal(loads[0]["exp_avg_sq"], stepper.held[0]["exp_avg_sq"])
     assert float(loads[1]["step"]) == 0
@@ -694,7 +700,7 @@ def test_what_is_saved_is_what_the_script_has_written(model: nn.Linear) -> None:
     optimizer.step()
 
     assert saved[0]["exp_avg"].eq(7.0).all()
-    assert stepper.steps[0]["extras"].loads[0]["exp_avg"].eq(8.0).all()
+    assert loads_of(stepper.steps[0])[0]["exp_avg"].eq(8.0).all()
 
 
 def test_a_load_is_in_place_of_what_was_written(model: nn.Linear) -> None:
@@ -705,7 +711,7 @@ def test_a_load_is_in_place_of_what_was_written(model: nn.Linear) -> None:
     optimizer.load_state_dict(saved)
     optimizer.step()
 
-    assert stepper.steps[0]["extras"].loads.keys() == {0, 1}
+    assert loads_of(stepper.steps[0]).keys() == {0, 1}
 
 
 def test_writing_to_state_of_an_earlier_step_is_refused_once(model: nn.Linear) -> None:
@@ -724,7 +730,7 @@ def test_writing_to_state_of_an_earlier_step_is_refused_once(model: nn.Linear) -
     assert len(stepper.steps) == 2
     optimizer.step()
 
-    assert [step["extras"].loads for step in stepper.steps] == [None] * 3
+    assert [loads_of(step) for step in stepper.steps] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -748,7 +754,7 @@ def test_what_is_no_state_of_the_class_is_refused(
     del optimizer.state[model.bias]
     optimizer.step()
 
-    assert stepper.steps[0]["extras"].loads.keys() == {0}
+    assert loads_of(stepper.steps[0]).keys() == {0}
 
 
 def test_keys_of_the_script_stay_with_it(model: nn.Linear) -> None:
@@ -760,7 +766,7 @@ def test_keys_of_the_script_stay_with_it(model: nn.Linear) -> None:
     other, _ = trained(model)
     other.load_state_dict(copy.deepcopy(saved))
 
-    assert stepper.steps[0]["extras"].loads is None
+    assert loads_of(stepper.steps[0]) is None
     assert saved["state"]["epoch"] == other.state["epoch"] == 3
     assert optimizer.state["epoch"] == 3
 
@@ -802,4 +808,4 @@ def test_a_step_that_is_set_after_prepare_is_around_the_jobs(model: nn.Module) -
     optimizer.step()
 
     assert called == ["mine"]
-    assert [each["weight"] for each in stepper.steps] == [3]
+    assert [each.weight for each in stepper.steps] == [3]
