@@ -42,6 +42,13 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "shard.push_received": "A message of a push has arrived and is not staged.",
         "shard.chunk_applied": "A chunk's values have changed and are sent to nobody.",
         "shard.before_reply": "The answer to a push is made and not sent yet.",
+        "checkpoint.begun": "A checkpoint is named; nothing of it is written.",
+        "checkpoint.file_written": "A file of a checkpoint is written, not durable.",
+        "checkpoint.file_synced": "Its bytes are durable; it has not got its name.",
+        "checkpoint.file_renamed": "It has its name, which is not durable.",
+        "checkpoint.file_durable": "A file is durable under its name.",
+        "checkpoint.complete": "The manifest is durable; nobody has heard of it yet.",
+        "checkpoint.file_removed": "A file of a checkpoint is deleted; others follow.",
     }
 )
 """Every failpoint with what is true there."""

@@ -15,7 +15,6 @@ from psserver.coordinator.core.data.ledger import Enrolments
 from psserver.coordinator.core.data.position_set import PositionSet
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
-from pswire.compression import Compression
 from pswire.job_terms import JobTerms
 from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import (
@@ -27,15 +26,6 @@ from pswire.membership import (
     Mode,
     Record,
     WorkerKey,
-)
-from pswire.object_marks import ObjectMark
-from pswire.schema import (
-    ElementType,
-    EntryKind,
-    ModelSchema,
-    OptimizerSpec,
-    ParameterGroup,
-    SchemaEntry,
 )
 
 
@@ -145,71 +135,6 @@ def load_enrolments(text: str) -> Enrolments:
     return tuple(
         (loader, tuple(WorkerKey(*worker) for worker in workers))
         for loader, workers in json.loads(text)
-    )
-
-
-def _fields_of(
-    value: SchemaEntry | ObjectMark | OptimizerSpec | ParameterGroup,
-) -> dict[str, Any]:
-    # `asdict` copies each value: three times as long for a model of 200,000 tensors.
-    return {each: getattr(value, each) for each in value.__slots__}
-
-
-def dump_terms(terms: JobTerms) -> str:
-    return json.dumps(
-        {
-            "schema": {
-                "entries": [_fields_of(entry) for entry in terms.schema.entries],
-                "marks": [_fields_of(mark) for mark in terms.schema.marks],
-            },
-            "optimizers": [
-                _fields_of(optimizer)
-                | {"groups": [_fields_of(group) for group in optimizer.groups]}
-                for optimizer in terms.optimizers
-            ],
-            "clip_grad_norm": terms.clip_grad_norm,
-            "compression": str(terms.compression),
-        }
-    )
-
-
-def load_terms(text: str) -> JobTerms:
-    data = json.loads(text)
-    entries = tuple(
-        SchemaEntry(
-            model=entry["model"],
-            name=entry["name"],
-            shape=tuple(entry["shape"]),
-            element_type=ElementType(entry["element_type"]),
-            kind=EntryKind(entry["kind"]),
-            tied_names=tuple(entry["tied_names"]),
-            trainable=entry["trainable"],
-        )
-        for entry in data["schema"]["entries"]
-    )
-    optimizers = tuple(
-        OptimizerSpec(
-            name=optimizer["name"],
-            class_name=optimizer["class_name"],
-            hyperparameter_names=tuple(optimizer["hyperparameter_names"]),
-            groups=tuple(
-                ParameterGroup(
-                    tuple(group["entry_indexes"]), tuple(group["hyperparameters"])
-                )
-                for group in optimizer["groups"]
-            ),
-            exchange_count=optimizer.get("exchange_count", 0),
-            loss_is_sum=optimizer.get("loss_is_sum", False),
-        )
-        for optimizer in data["optimizers"]
-    )
-    # A file of an earlier release has no marks.
-    marks = tuple(ObjectMark(**mark) for mark in data["schema"].get("marks", []))
-    return JobTerms(
-        schema=ModelSchema(entries, marks),
-        optimizers=optimizers,
-        clip_grad_norm=data.get("clip_grad_norm", 0.0),
-        compression=Compression.parse(data.get("compression", "")),
     )
 
 

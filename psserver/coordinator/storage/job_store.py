@@ -24,16 +24,16 @@ from psserver.coordinator.storage.job_codec import (
     dump_processes,
     dump_record,
     dump_shards,
-    dump_terms,
     load_enrolments,
     load_epoch,
     load_processes,
     load_record,
     load_shards,
-    load_terms,
 )
 from psserver.edge.state_folder import StateFolderError
 from pswire import failpoints
+from pswire.job_terms import JobTerms
+from pswire.job_terms_codec import dump_terms, load_terms
 from pswire.names import printable
 from pswire.reasons import Refusal
 from pswire.recorded_split import RecordedSplit
@@ -137,7 +137,7 @@ class JobStore:
         with self._reading("the entry 'job'"):
             return StoredJob(
                 **job,
-                terms=self._read("model", load_terms),
+                terms=self._read("model", _load_terms),
                 record=self._read("record", load_record),
                 shards=self._read("shards", load_shards) or (),
                 incarnations=self._read("incarnations", _load_counts) or {},
@@ -417,6 +417,10 @@ def _job_id_of(job: str) -> str:
     return str(json.loads(job)["job_id"])
 
 
+def _load_terms(text: str) -> JobTerms:
+    return load_terms(json.loads(text))
+
+
 def _load_counts(text: str) -> dict[str, int]:
     return {name: int(count) for name, count in json.loads(text).items()}
 
@@ -435,7 +439,7 @@ def _facts_of(change: Persist) -> dict[str, str]:
     if change.shards is not None:
         facts["shards"] = dump_shards(change.shards)
     if change.terms is not None:
-        facts["model"] = dump_terms(change.terms)
+        facts["model"] = json.dumps(dump_terms(change.terms))
     if not facts and not change.epochs and change.split is None:
         # A try: what it writes says nothing.
         facts["format"] = str(FORMAT_VERSION)

@@ -2,7 +2,6 @@
 
 import json
 from collections import deque
-from dataclasses import replace
 
 import pytest
 
@@ -13,15 +12,11 @@ from psserver.coordinator.storage.job_codec import (
     dump_epoch,
     dump_processes,
     dump_record,
-    dump_terms,
     load_enrolments,
     load_epoch,
     load_processes,
     load_record,
-    load_terms,
 )
-from pswire.compression import Compression
-from pswire.job_terms import JobTerms
 from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import (
     ClockChoice,
@@ -31,8 +26,7 @@ from pswire.membership import (
     Mode,
     Record,
 )
-from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
-from tests.doubles.core_values import departure, key, member, record, sgd
+from tests.doubles.core_values import departure, key, member, record
 
 WHOLE_RECORD = Record(
     fence_number=2_000_000_007,
@@ -66,41 +60,6 @@ def test_a_record_survives(what: Record) -> None:
     assert isinstance(loaded.kind, FenceKind)
     assert isinstance(loaded.mode, Mode)
     assert loaded.member_of(key("a/3")) == what.member_of(key("a/3"))
-
-
-def test_a_model_survives() -> None:
-    schema = ModelSchema(
-        (
-            SchemaEntry(
-                model="généré",
-                name="a.b/../c\n",
-                shape=(3, 0, 2),
-                element_type=ElementType.BFLOAT16,
-                tied_names=("d", "e"),
-                trainable=False,
-            ),
-            SchemaEntry(
-                name="count",
-                shape=(),
-                element_type=ElementType.INT64,
-                kind=EntryKind.BUFFER,
-            ),
-        )
-    )
-    optimizers = (
-        sgd("one"),
-        replace(sgd("two", groups=((0,), ())), loss_is_sum=True),
-    )
-
-    chosen = Compression("topk", "int8", 0.25)
-    terms = JobTerms(
-        schema=schema, optimizers=optimizers, clip_grad_norm=0.5, compression=chosen
-    )
-
-    loaded = load_terms(dump_terms(terms))
-
-    assert loaded == terms
-    assert loaded.schema.digest() == schema.digest()
 
 
 def test_an_epoch_survives() -> None:

@@ -1,0 +1,507 @@
+"""A folder of checkpoints: what there is, what of it is whole, and how it grows.
+
+URL/owner.json                                   whose coordinator writes here
+URL/step-000000000500/part-00000-of-00002.safetensors      by shard 0
+URL/step-000000000500/part-00001-of-00002.safetensors      by shard 1
+URL/step-000000000500/manifest.json              by the coordinator, last
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from pswire import failpoints
+from pswire.checkpoint.errors import (
+    CheckpointError,
+    DamagedError,
+    FormatError,
+    MissingError,
+    OwnerError,
+    StorageError,
+)
+from pswire.checkpoint.manifest import (
+    MANIFEST,
+    MANIFEST_BYTES_MAX,
+    CheckpointName,
+    FilePart,
+    Manifest,
+)
+from pswire.checkpoint.part_head import read_head
+from pswire.checkpoint.retention import Held, superfluous
+from pswire.checkpoint.storage import PARTIAL_ENDING, Storage, storage_of
+from pswire.names import printable
+
+if TYPE_CHECKING:
+    import torch
+
+    from pswire.checkpoint.parts import PartReader
+
+OWNER: Final = "owner.json"
+
+_OWNER_BYTES_MAX: Final = 1 << 20
+
+_BEGUN_COUNT_MAX: Final = 100
+"""Checkpoints without a manifest that a folder remembers as its job's."""
+
+_READ_THREAD_COUNT: Final = 4
+"""Parts of a checkpoint that are read back at once."""
+
+_PART: Final = re.compile(r"part-[0-9]{5}-of-[0-9]{5}\.safetensors")
+_PARTIAL: Final = re.compile(
+    rf"\.({_PART.pattern}|{re.escape(MANIFEST)})\.[0-9a-f]{{16}}"
+    rf"{re.escape(PARTIAL_ENDING)}|\.tmp[0-9A-Za-z]{{6}}"
+)
+"""What a write leaves whose process has died: ours, or that of safetensors."""
+
+
+class Newest(NamedTuple):
+    """The checkpoint to go on from.
+
+    Attributes:
+        manifest: Its manifest, None where none is good.
+        problems: What is wrong with each newer one, by name, the newest first.
+    """
+
+    manifest: Manifest | None
+    problems: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose coordinator writes to a folder.
+
+    Attributes:
+        job_id: Its job.
+        token: Its process.
+        begun: Checkpoints that the job has begun and may not have completed.
+    """
+
+    job_id: str
+    token: str
+    begun: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        """Reads the JSON of `asdict`; `DamagedError` for anything else."""
+        try:
+            found = json.loads(data)
+            owner = cls(found["job_id"], found["token"], tuple(found["begun"]))
+            is_text = all(
+                isinstance(each, str)
+                for each in (owner.job_id, owner.token, *owner.begun)
+            )
+        except (LookupError, RecursionError, TypeError, ValueError) as error:
+            raise DamagedError("it names no owner") from error
+        if not is_text or any(
+            CheckpointName.parse(each) is None for each in owner.begun
+        ):
+            raise DamagedError("it names no owner, or no checkpoints")
+        return owner
+
+
+class CheckpointFolder:
+    """Checkpoints at a URL. Its calls block, and may come from several threads.
+
+    Beside what they name, all raise `StorageError` when the folder can't be read or
+    written, and `CheckpointError` for a name that is no checkpoint's.
+    """
+
+    def __init__(self, url: str, storage: Storage | None = None) -> None:
+        """Reads and writes nothing yet.
+
+        Raises:
+            CheckpointError: The URL names nothing that can be read or written.
+        """
+        self._storage = storage or storage_of(url)
+        self._claim: Owner | None = None
+
+    @property
+    def url(self) -> str:
+        """The folder, for people: without the password of its URL."""
+        return self._storage.url
+
+    # Reading
+
+    def names(self) -> tuple[str, ...]:
+        """Names of all checkpoints, oldest first, also of incomplete ones."""
+        return tuple(map(str, self._names()))
+
+    def manifest(self, name: str) -> Manifest:
+        """Reads and checks a manifest.
+
+        Raises:
+            MissingError: There is no such checkpoint, or it is not complete.
+            DamagedError: The manifest is not as it was written.
+            FormatError: A newer release wrote it.
+        """
+        path = f"{CheckpointName.checked(name)}/{MANIFEST}"
+        try:
+            with self._reading(path):
+                manifest = Manifest.from_json(self._read(path, MANIFEST_BYTES_MAX))
+                if manifest.name != name:
+                    raise DamagedError(f"it is the one of {manifest.name}")
+                return manifest
+        except MissingError:
+            if self._storage.names(name):
+                raise MissingError(
+                    f"{name} in {self.url} is not complete, since it has no "
+                    f"{MANIFEST}: it is being written, or that was interrupted. Use "
+                    "another one"
+                ) from None
+            raise MissingError(
+                f"there is no {name} in {self.url}; `psctl checkpoint list` shows "
+                "what there is"
+            ) from None
+
+    def verify(self, name: str) -> tuple[str, ...]:
+        """Reads every byte of a checkpoint; what is wrong with it, in words.
+
+        Raises:
+            FormatError: A newer release wrote it.
+        """
+        try:
+            return self._problems(self.manifest(name))
+        except (DamagedError, MissingError) as error:
+            return (str(error),)
+
+    def newest_good(self, *, takes_nonfinite: bool = False) -> Newest:
+        """The newest checkpoint of which every byte is as it was written.
+
+        Args:
+            takes_nonfinite: Also one with values that are not finite.
+
+        Raises:
+            FormatError: A newer release wrote one that may be newer.
+        """
+        problems: dict[str, tuple[str, ...]] = {}
+        for name in reversed(self.names()):
+            try:
+                manifest = self.manifest(name)
+                found = self._problems(manifest)
+            except (DamagedError, MissingError) as error:
+                problems[name] = (str(error),)
+                continue
+            if not found and not (manifest.is_finite or takes_nonfinite):
+                found = (f"{name} in {self.url} has values that are not finite",)
+            if not found:
+                return Newest(manifest, problems)
+            problems[name] = found
+        return Newest(None, problems)
+
+    def open_part(self, name: str, part: FilePart) -> "PartReader":
+        """Opens a part; its tensors are read, and checked, when they are asked for.
+
+        Raises:
+            DamagedError: It is not the part that the manifest names.
+        """
+        from pswire.checkpoint.parts import PartReader
+
+        path = f"{CheckpointName.checked(name)}/{part.name}"
+        with self._reading_part(path):
+            self._check_size(path, part)
+            file = self._storage.open(path)
+            try:
+                return PartReader(file, part.byte_count, place=f"{path} in {self.url}")
+            except BaseException:
+                file.close()
+                raise
+
+    # Writing
+
+    def claim(self, job_id: str, token: str) -> None:
+        """Makes the folder this coordinator's, before it writes there.
+
+        Args:
+            job_id: Its job.
+            token: A text of its process alone. An earlier process of the same job,
+                should it be alive, is refused from now on.
+
+        Raises:
+            OwnerError: The folder has checkpoints of another job.
+        """
+        for name in self.names():
+            found = self._job_of(name)
+            if found not in (None, job_id):
+                raise OwnerError(
+                    f"{self.url} has checkpoints of job {printable(str(found))}, and "
+                    f"this is job {printable(job_id)}: name another folder, or let "
+                    "that job go on from there"
+                )
+        try:
+            owner = self._owner()
+        except DamagedError:
+            owner = None  # whose the checkpoints are, their manifests say
+        is_ours = owner is not None and owner.job_id == job_id
+        begun = owner.begun if owner is not None and is_ours else ()
+        self._claim = Owner(job_id, token, begun)
+        self._write_owner(self._claim)
+
+    def begin(self, version: int) -> str:
+        """Names a checkpoint that is to be written, and remembers that it is the job's.
+
+        Args:
+            version: Steps of all workers ever that will be in it.
+
+        Raises:
+            OwnerError: Another coordinator writes there now, or none has claimed it.
+        """
+        owner = self._checked_owner()
+        names = [*self._names(), *map(CheckpointName.checked, owner.begun)]
+        attempts = [name.attempt for name in names if name.version == version]
+        name = str(CheckpointName(version, max(attempts, default=0) + 1))
+        begun = [each for each in owner.begun if not self._is_complete(each)]
+        begun = [*begun[1 - _BEGUN_COUNT_MAX :], name]
+        self._write_owner(replace(owner, begun=tuple(begun)))
+        failpoints.hit("checkpoint.begun")
+        return name
+
+    def write_part(
+        self,
+        name: str,
+        file_name: str,
+        tensors: "Mapping[str, torch.Tensor]",
+        metadata: Mapping[str, str],
+    ) -> FilePart:
+        """Writes the tensors of a shard; the file is durable when this returns.
+
+        Args:
+            name: The checkpoint.
+            file_name: `part_name` of the shard.
+            tensors: Contiguous tensors on the CPU, none of which shares memory with
+                another, by `PartKey.text`.
+            metadata: Texts that go with them.
+
+        Raises:
+            StorageError: It can't be written; there is no file of its name.
+        """
+        from pswire.checkpoint.parts import write_part
+
+        if _PART.fullmatch(file_name) is None:
+            raise CheckpointError(f"{printable(file_name)[:64]!r} names no part")
+        byte_count, sha256 = self._storage.write(
+            f"{CheckpointName.checked(name)}/{file_name}",
+            lambda path: write_part(path, tensors, metadata),
+        )
+        return FilePart(file_name, byte_count, sha256)
+
+    def commit(self, manifest: Manifest) -> None:
+        """Completes a checkpoint whose parts are all written.
+
+        Raises:
+            OwnerError: Another coordinator writes there now.
+            DamagedError: A part is missing, or has another size.
+            StorageError: The manifest can't be written. Where a store did not answer,
+                the checkpoint may be there all the same, and is whole then.
+        """
+        if self._claim is not None:
+            self._checked_owner()
+        for part in manifest.parts:
+            path = f"{manifest.name}/{part.name}"
+            with self._reading_part(path):
+                self._check_size(path, part)
+        self._write(f"{manifest.name}/{MANIFEST}", manifest.to_json())
+        failpoints.hit("checkpoint.complete")
+
+    def prune(self, job_id: str, keep: int) -> tuple[str, ...]:
+        """Deletes what is not needed of a job; returns the names, oldest first.
+
+        First the newest checkpoint with finite values is read back. Without a good one
+        nothing is deleted, and never anything that is newer.
+
+        Args:
+            job_id: The job. What can't be shown to be of this job stays.
+            keep: How many to keep, at least 1.
+
+        Raises:
+            OwnerError: Another coordinator writes there now.
+        """
+        if self._claim is not None:
+            self._checked_owner()
+        manifests = self._manifests_of(job_id)
+        verified = next(
+            (
+                CheckpointName.checked(manifest.name)
+                for manifest in reversed(manifests)
+                if manifest.is_finite and not self._problems(manifest)
+            ),
+            None,
+        )
+        if verified is None:
+            return ()
+        held = [
+            Held(
+                CheckpointName.checked(manifest.name),
+                is_whole=self._has_sizes(manifest),
+                is_finite=manifest.is_finite,
+            )
+            for manifest in manifests
+        ]
+        held += [Held(name, is_whole=False) for name in self._interrupted(job_id)]
+        going = superfluous(held, verified, keep)
+        for name in going:
+            self._delete(str(name))
+        return tuple(map(str, going))
+
+    # What is there
+
+    def _names(self) -> list[CheckpointName]:
+        found = map(CheckpointName.parse, self._storage.names())
+        return sorted(name for name in found if name is not None)
+
+    def _is_complete(self, name: str) -> bool:
+        return MANIFEST in self._storage.names(name)
+
+    def _interrupted(self, job_id: str) -> Iterator[CheckpointName]:
+        """What the job has begun and not completed, of which there are files."""
+        owner = self._owner()
+        for name in owner.begun if owner is not None and owner.job_id == job_id else ():
+            if self._storage.names(name) and not self._is_complete(name):
+                yield CheckpointName.checked(name)
+
+    def _manifests_of(self, job_id: str) -> list[Manifest]:
+        found = []
+        for name in self.names():
+            # Of one that can't be read nobody knows whose it is.
+            with suppress(DamagedError, FormatError, MissingError):
+                manifest = self.manifest(name)
+                if manifest.job_id == job_id:
+                    found.append(manifest)
+        return found
+
+    def _job_of(self, name: str) -> str | None:
+        with suppress(DamagedError, FormatError, MissingError):
+            return self.manifest(name).job_id
+        return None
+
+    def _problems(self, manifest: Manifest) -> tuple[str, ...]:
+        """Reads all parts; what is wrong with them, in words."""
+        known = {part.name for part in manifest.parts}
+        mixed = [
+            f"{manifest.name}/{each} in {self.url} is of another checkpoint, since its "
+            f"{MANIFEST} does not name it. Use another checkpoint"
+            for each in self._storage.names(manifest.name)
+            if _PART.fullmatch(each) and each not in known
+        ]
+        with ThreadPoolExecutor(_READ_THREAD_COUNT) as pool:
+            found = pool.map(
+                lambda part: self._part_problem(manifest.name, part), manifest.parts
+            )
+            return (*mixed, *filter(None, found))
+
+    def _part_problem(self, name: str, part: FilePart) -> str:
+        path = f"{name}/{part.name}"
+        try:
+            with self._reading_part(path):
+                self._check_size(path, part)
+                digest = self._storage.stored(path).sha256
+                if digest != part.sha256:
+                    raise DamagedError(
+                        f"its SHA-256 is {digest}, and was {part.sha256} when it was "
+                        "written"
+                    )
+                with self._storage.open(path) as file:
+                    read_head(file, part.byte_count)
+        except DamagedError as error:
+            return str(error)
+        return ""
+
+    def _has_sizes(self, manifest: Manifest) -> bool:
+        try:
+            for part in manifest.parts:
+                self._check_size(f"{manifest.name}/{part.name}", part)
+        except (DamagedError, MissingError):
+            return False
+        return True
+
+    def _check_size(self, path: str, part: FilePart) -> None:
+        byte_count = self._storage.size(path)
+        if byte_count != part.byte_count:
+            raise DamagedError(
+                f"it has {byte_count} bytes, and had {part.byte_count} when it was "
+                "written"
+            )
+
+    def _read(self, path: str, byte_count_max: int) -> bytes:
+        byte_count = self._storage.size(path)
+        if byte_count > byte_count_max:
+            raise DamagedError(
+                f"it has {byte_count} bytes, of at most {byte_count_max}"
+            )
+        with self._storage.open(path) as file:
+            return file.read(byte_count) or b""
+
+    @contextmanager
+    def _reading(self, path: str) -> Iterator[None]:
+        """Names the file in which something is wrong."""
+        place = printable(f"{path} in {self.url}")
+        try:
+            yield
+        except DamagedError as error:
+            raise DamagedError(
+                f"{place} is damaged: {error}. Use another checkpoint, or put the file "
+                "back from a copy"
+            ) from error
+        except FormatError as error:
+            raise FormatError(f"{place} can't be read: {error}") from error
+        except OSError as error:
+            raise StorageError(
+                f"{place} can't be read: {error.strerror or error}; check the disk, "
+                "and try again"
+            ) from error
+
+    @contextmanager
+    def _reading_part(self, path: str) -> Iterator[None]:
+        """Names the file in which something is wrong, and that it is not there."""
+        with self._reading(path):
+            try:
+                yield
+            except MissingError as error:
+                raise DamagedError(str(error)) from error
+
+    def _write(self, path: str, text: str) -> None:
+        def fill(file: Path) -> None:
+            file.write_text(text)
+
+        self._storage.write(path, fill)
+
+    def _delete(self, name: str) -> None:
+        """Its manifest last: until then it can be shown whose it is."""
+        files = self._storage.names(name)
+        for each in files:
+            if _PART.fullmatch(each) or _PARTIAL.fullmatch(each):
+                self._storage.remove(f"{name}/{each}")
+        if MANIFEST in files:
+            self._storage.remove(f"{name}/{MANIFEST}")
+        self._storage.remove_folder(name)
+
+    # Whose it is
+
+    def _owner(self) -> Owner | None:
+        try:
+            with self._reading(OWNER):
+                return Owner.from_json(self._read(OWNER, _OWNER_BYTES_MAX))
+        except MissingError:
+            return None
+
+    def _checked_owner(self) -> Owner:
+        claim = self._claim
+        if claim is None:
+            raise OwnerError(f"{self.url} was not claimed before it is written")
+        owner = self._owner()
+        if owner is None:  # whoever has emptied the folder
+            return claim
+        if (owner.job_id, owner.token) != (claim.job_id, claim.token):
+            raise OwnerError(
+                f"another coordinator, of job {printable(owner.job_id)}, writes to "
+                f"{self.url} now, and this one of job {printable(claim.job_id)} does "
+                "so no more: stop one of the two, or give it another folder"
+            )
+        return owner
+
+    def _write_owner(self, owner: Owner) -> None:
+        self._write(OWNER, json.dumps(asdict(owner)))

@@ -1,0 +1,295 @@
+"""The manifest of a checkpoint: its parts, what they are of, and the job's state.
+
+It is written last, so that a checkpoint is there if and only if its manifest is. What
+is read may be any bytes, and is checked before it is used.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from pswire.checkpoint.errors import CheckpointError, DamagedError, FormatError
+from pswire.job_terms import JobTerms
+from pswire.job_terms_codec import dump_terms, load_terms
+from pswire.limits import (
+    CHUNK_BYTES_MAX,
+    CHUNK_BYTES_MIN,
+    NUMBER_MAX,
+    SHARD_COUNT_MAX,
+)
+from pswire.membership import Mode
+from pswire.names import name_problem, printable
+from pswire.placement import Placement, place
+from pswire.reasons import Refusal
+
+FORMAT: Final = 1
+"""Version of all files of a checkpoint; a newer one is refused by name."""
+
+MANIFEST: Final = "manifest.json"
+
+MANIFEST_BYTES_MAX: Final = 256 << 20
+"""Longest manifest that is read: four times the longest description of a model."""
+
+_NAME: Final = re.compile(
+    r"step-(?P<version>[0-9]{12,19})(-(?P<attempt>[1-9][0-9]{0,5}))?"
+)
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "name": str,
+    "job_id": str,
+    "release": str,
+    "created_unix_s": (int, float),
+    "version": int,
+    "clock": int,
+    "mode": str,
+    "shard_count": int,
+    "chunk_bytes": int,
+    "is_finite": bool,
+    "parts": list,
+    "terms": dict,
+    "job": dict,
+}
+"""Fields of the manifest as JSON has them."""
+
+_UNREADABLE: Final = (
+    AttributeError,
+    LookupError,
+    RecursionError,
+    Refusal,
+    TypeError,
+    ValueError,
+)
+"""What decoding raises of values that no release has written."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointName:
+    """Name of a checkpoint, in the order in which checkpoints are made.
+
+    Attributes:
+        version: Steps of all workers ever that are in its values.
+        attempt: From 1, where earlier ones of the same version are there.
+    """
+
+    version: int
+    attempt: int = 1
+
+    def __str__(self) -> str:
+        text = f"step-{self.version:012d}"
+        return text if self.attempt == 1 else f"{text}-{self.attempt}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Reads a name; None where it is no checkpoint's."""
+        found = _NAME.fullmatch(text)
+        if found is None:
+            return None
+        name = cls(int(found["version"]), int(found["attempt"] or 1))
+        return name if str(name) == text else None
+
+    @classmethod
+    def checked(cls, text: str) -> Self:
+        """Reads a name that somebody gives.
+
+        Raises:
+            CheckpointError: It is none. It is part of a path, so nothing else is taken.
+        """
+        name = cls.parse(text)
+        if name is None:
+            raise CheckpointError(
+                f"{printable(text)[:64]!r} is no name of a checkpoint: they read "
+                f"{cls(500)}, or {cls(500, 2)} where one of that version was there "
+                "before; `psctl checkpoint list` shows them"
+            )
+        return name
+
+
+def part_name(shard_index: int, shard_count: int) -> str:
+    """Name of the file that a shard writes."""
+    return f"part-{shard_index:05d}-of-{shard_count:05d}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file of a checkpoint, as it was written."""
+
+    name: str
+    byte_count: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint is.
+
+    Attributes:
+        name: Its name, as `CheckpointName` writes it.
+        job_id: Job that it is of.
+        release: Release that wrote it.
+        created_unix_s: When, by the wall clock: for people, nothing is decided by it.
+        version: Steps of all workers ever that are in its values.
+        clock: Clock of the cut.
+        mode: How workers kept together at the cut.
+        shard_count: Shards of its placement, each of which wrote a part.
+        chunk_bytes: Bytes of a full chunk, as `place` takes them; 0 for what suits.
+        is_finite: Whether all parameters are finite.
+        parts: Its parts, by shard.
+        terms: What the job trains.
+        job: The job's own state as JSON, which only the coordinator reads.
+    """
+
+    name: str
+    job_id: str
+    release: str
+    created_unix_s: float
+    version: int
+    clock: int
+    mode: Mode
+    shard_count: int
+    chunk_bytes: int
+    is_finite: bool
+    parts: tuple[FilePart, ...]
+    terms: JobTerms
+    job: Mapping[str, Any]
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.byte_count for part in self.parts)
+
+    def placement(self) -> Placement:
+        """Which chunks the parts have: those that the names of their tensors count."""
+        return place(self.terms.schema, self.shard_count, self.chunk_bytes)
+
+    def to_json(self) -> str:
+        """One text for one value: whatever differs from it is damaged."""
+        body = {
+            "name": self.name,
+            "job_id": self.job_id,
+            "release": self.release,
+            "created_unix_s": self.created_unix_s,
+            "version": self.version,
+            "clock": self.clock,
+            "mode": self.mode.label,
+            "shard_count": self.shard_count,
+            "chunk_bytes": self.chunk_bytes,
+            "is_finite": self.is_finite,
+            "parts": [[part.name, part.byte_count, part.sha256] for part in self.parts],
+            "terms": dump_terms(self.terms),
+            "job": self.job,
+        }
+        return _sealed(FORMAT, body)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Reads a manifest.
+
+        Raises:
+            FormatError: A newer release wrote it.
+            DamagedError: It is not as any release wrote it.
+        """
+        body = _opened(text)
+        try:
+            for field, kind in _TYPES.items():
+                # bool is an int.
+                if not isinstance(body[field], kind) or (
+                    kind is int and isinstance(body[field], bool)
+                ):
+                    raise TypeError(f"its field {field!r} is no {kind}")
+            manifest = cls(
+                **{
+                    **{field: body[field] for field in _TYPES},
+                    "mode": Mode.labelled(body["mode"]),
+                    "parts": tuple(FilePart(*part) for part in body["parts"]),
+                    "terms": load_terms(body["terms"]),
+                }
+            )
+            problem = manifest._problem()
+        except _UNREADABLE as error:
+            raise DamagedError(
+                f"it is no manifest: {type(error).__name__}, "
+                f"{printable(str(error))[:128]}"
+            ) from error
+        if problem:
+            raise DamagedError(problem)
+        return manifest
+
+    def _problem(self) -> str:
+        """What no release writes, in words; empty for what one may have written."""
+        name = CheckpointName.parse(self.name)
+        if name is None or name.version != self.version:
+            return f"it is named {self.name[:64]!a}, and is of version {self.version}"
+        if problem := name_problem(self.job_id):
+            return f"its job {problem}"
+        if not (0 <= self.version <= NUMBER_MAX and 0 <= self.clock <= NUMBER_MAX):
+            return f"its version {self.version} or clock {self.clock} is out of range"
+        if not 1 <= self.shard_count <= SHARD_COUNT_MAX:
+            return f"it is of {self.shard_count} shards, of 1 to {SHARD_COUNT_MAX}"
+        if self.chunk_bytes and not (
+            CHUNK_BYTES_MIN <= self.chunk_bytes <= CHUNK_BYTES_MAX
+        ):
+            return f"its chunks have {self.chunk_bytes} bytes"
+        names = [
+            part_name(index, self.shard_count) for index in range(self.shard_count)
+        ]
+        if [part.name for part in self.parts] != names:
+            return f"it does not name one part for each of {self.shard_count} shards"
+        for part in self.parts:
+            if not (
+                type(part.byte_count) is int
+                and 0 <= part.byte_count <= NUMBER_MAX
+                and _DIGEST.fullmatch(part.sha256)
+            ):
+                return f"it says no size and SHA-256 of {part.name}"
+        self.terms.schema.validate()
+        entry_count = len(self.terms.schema.entries)
+        for spec in self.terms.optimizers:
+            if any(not 0 <= index < entry_count for index in spec.entry_indexes):
+                return f"optimizer {spec.name[:64]!a} has parameters that are not there"
+        # Else a short file could name a model whose chunks alone would fill the memory.
+        if self.byte_count < self.terms.byte_count:
+            return (
+                f"its parts have {self.byte_count} bytes, and its tensors "
+                f"{self.terms.byte_count}"
+            )
+        return ""
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _sealed(format_version: int, body: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(_canonical(body).encode()).hexdigest()
+    whole = {"format": format_version, "manifest": body, "sha256": digest}
+    return _canonical(whole) + "\n"
+
+
+def _opened(text: str | bytes) -> dict[str, Any]:
+    """What is inside, if no byte of it has changed."""
+    if not text:
+        raise DamagedError("it is empty")
+    try:
+        whole = json.loads(text)
+        found, body = whole["format"], whole["manifest"]
+        # Beside the digest the text itself is compared, of which some bytes are in no
+        # value, such as spaces.
+        written = text.decode() if isinstance(text, bytes) else text
+        is_whole = type(found) is int and written == _sealed(found, body)
+    except _UNREADABLE as error:
+        raise DamagedError(
+            f"it is no JSON of a manifest: {printable(str(error))[:128]}"
+        ) from error
+    if type(found) is int and found > FORMAT:
+        raise FormatError(
+            f"it has format {found}, and this release reads up to {FORMAT}: use the "
+            "release that wrote it, or a newer one"
+        )
+    if not is_whole:
+        raise DamagedError("its SHA-256 is not the one of its contents")
+    body_found: dict[str, Any] = body
+    return body_found

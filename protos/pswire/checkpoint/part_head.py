@@ -1,0 +1,126 @@
+"""The head of a part, a safetensors file: which tensors it has, and where.
+
+It is checked as far as the format goes, since it may be any bytes: nothing it says is
+used before it fits the file.
+"""
+
+import json
+from collections.abc import Mapping
+from io import RawIOBase
+from math import prod
+from typing import Any, Final, NamedTuple
+
+from pswire.checkpoint.errors import DamagedError
+from pswire.limits import DIMENSION_COUNT_MAX
+from pswire.names import printable
+from pswire.schema import ElementType
+
+HEAD_BYTES_MAX: Final = 100_000_000
+"""Longest head, as safetensors has it."""
+
+TENSOR_COUNT_MAX: Final = 2_000_000
+"""Most tensors of a part: ten for each of as many as a model may have."""
+
+_LENGTH_BYTES: Final = 8
+_METADATA: Final = "__metadata__"
+
+_ELEMENT_TYPES: Final[Mapping[str, ElementType]] = {
+    "F32": ElementType.FLOAT32,
+    "F64": ElementType.FLOAT64,
+    "F16": ElementType.FLOAT16,
+    "BF16": ElementType.BFLOAT16,
+    "I64": ElementType.INT64,
+    "I32": ElementType.INT32,
+    "I16": ElementType.INT16,
+    "I8": ElementType.INT8,
+    "U8": ElementType.UINT8,
+    "BOOL": ElementType.BOOL,
+}
+
+
+class TensorPlace(NamedTuple):
+    """A tensor of a file: its type and shape, and where its bytes are."""
+
+    element_type: ElementType
+    shape: tuple[int, ...]
+    start: int
+    byte_count: int
+
+
+class PartHead(NamedTuple):
+    """What a part says of itself."""
+
+    tensors: Mapping[str, TensorPlace]
+    metadata: Mapping[str, str]
+
+
+def read_head(file: RawIOBase, byte_count: int) -> PartHead:
+    """Reads and checks the head of a file.
+
+    Args:
+        file: The file, at its start.
+        byte_count: Its size.
+
+    Raises:
+        DamagedError: It is no safetensors file, or not a whole one.
+    """
+    length = int.from_bytes((file.read(_LENGTH_BYTES) or b""), "little")
+    if byte_count < _LENGTH_BYTES:
+        raise DamagedError(f"it has {byte_count} bytes, too few for safetensors")
+    if length > min(HEAD_BYTES_MAX, byte_count - _LENGTH_BYTES):
+        raise DamagedError(
+            f"it is no safetensors file: its head would have {length} bytes, the file "
+            f"has {byte_count}"
+        )
+    text = file.read(length) or b""
+    # Each `{` costs far more than its byte; it is not read before they are few.
+    if len(text) < length or text.count(b"{") > TENSOR_COUNT_MAX:
+        raise DamagedError("its head is cut off, or has too many tensors")
+    try:
+        head = json.loads(text)
+        metadata = head.pop(_METADATA, {})
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise TypeError("its metadata is no text")
+        first = _LENGTH_BYTES + length
+        tensors = {name: _place(entry, first) for name, entry in head.items()}
+        _check_covered(tensors, first, byte_count)
+    except (
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise DamagedError(
+            f"it is no safetensors file: {type(error).__name__}, "
+            f"{printable(str(error))[:128]}"
+        ) from error
+    return PartHead(tensors, metadata)
+
+
+def _place(entry: Mapping[str, Any], first: int) -> TensorPlace:
+    element_type = _ELEMENT_TYPES[entry["dtype"]]
+    shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
+    numbers = (*shape, start, stop)
+    if len(shape) > DIMENSION_COUNT_MAX or not all(
+        type(number) is int and number >= 0 for number in numbers
+    ):
+        raise ValueError("a shape or an offset is no list of numbers")
+    if stop - start != prod(shape) * element_type.byte_count:
+        raise ValueError(f"a tensor {list(shape)} has {stop - start} bytes")
+    return TensorPlace(element_type, shape, first + start, stop - start)
+
+
+def _check_covered(
+    tensors: Mapping[str, TensorPlace], first: int, byte_count: int
+) -> None:
+    """Tensors follow each other without gaps and end with the file."""
+    expected = first
+    for place in sorted(
+        tensors.values(), key=lambda each: (each.start, each.byte_count)
+    ):
+        if place.start != expected:
+            raise ValueError("tensors overlap, or leave a gap")
+        expected += place.byte_count
+    if expected != byte_count:
+        raise ValueError(f"its tensors end at {expected}, the file at {byte_count}")
