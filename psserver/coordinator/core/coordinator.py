@@ -31,7 +31,12 @@ from psserver.coordinator.core.roster import (
 )
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.core.shard_memory import ModelMemory
-from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
+from psserver.coordinator.core.start_point import SavedJob, StartPoint
+from psserver.edge.coordinator_settings import (
+    RETURN_MS_MIN,
+    CoordinatorSettings,
+    JobPhase,
+)
 from psserver.edge.cut_report import CutReport
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
@@ -63,6 +68,7 @@ class CoordinatorCore:
         snapshots: Cuts and their images.
         writes: Whether the disk takes changes, and which one it is taking.
         reach: Which shards give which workers no answer.
+        way_back: The newest checkpoint, None without any.
     """
 
     def __init__(self, settings: CoordinatorSettings, start_count: int = 0) -> None:
@@ -73,7 +79,9 @@ class CoordinatorCore:
         self.snapshots = self.progress.snapshots
         self.writes = self.progress.writes
         self.reach = Reach(settings.lease_ttl_ms)
+        self.way_back: SavedJob | None = None
         self._patient_until_ms = 0
+        self._shards_back_ms = 0
         self._now_ms = 0
 
     @property
@@ -119,6 +127,7 @@ class CoordinatorCore:
         incarnations: dict[str, int],
         processes: dict[WorkerKey, str],
         now_ms: int,
+        start_point: StartPoint | None = None,
     ) -> None:
         """Goes on from durable state after a restart.
 
@@ -127,9 +136,13 @@ class CoordinatorCore:
         """
         if terms is not None:
             self.model.restore(terms)
-        self.progress.restore(record)
-        self.progress.roster = Roster(incarnations)
+        self.progress.restore(record, start_point)
+        floor = start_point.incarnation_floor if start_point is not None else 0
+        self.progress.roster = Roster(incarnations, floor=floor)
+        for slot in self.shards.slots:
+            slot.incarnation = max(slot.incarnation, floor)
         self._patient_until_ms = now_ms + self.settings.return_ms
+        self._shards_back_ms = now_ms + RETURN_MS_MIN
         for worker, process_id in processes.items():
             if incarnations.get(worker.worker_id) == worker.incarnation:
                 self.roster.restore_registered(worker, process_id, now_ms)
@@ -149,6 +162,9 @@ class CoordinatorCore:
         self, epochs: tuple[EpochLedger, ...], enrolments: Enrolments = ()
     ) -> None:
         """Goes on with the data of all epochs, after `restore`."""
+        if self.record is None and self.progress.start_point is not None:
+            self.ledger.return_to(epochs)
+            return
         members = self.record.members if self.record is not None else ()
         self.ledger.restore(
             epochs, frozenset(member.worker for member in members), enrolments
@@ -168,9 +184,11 @@ class CoordinatorCore:
 
         Raises:
             Refusal: `SHARD_UNKNOWN`, `SHARD_LOST`, or `MEMORY_EXCEEDED` when the job's
-                model does not fit it; no state changed.
+                model does not fit it; `RECOVERING` while one whose place it would get
+                may come back; no state changed.
         """
         self.progress.check_alive()
+        self._check_vacant(process_id, now_ms)
         undo = self.shards.memento()
         known = self.shards.place_of(process_id)
         slot = self.shards.register(
@@ -348,7 +366,8 @@ class CoordinatorCore:
         if entry.state is not WorkerState.REGISTERED:
             return
         model = self.model.copy()
-        if self.record is None and not self.roster.in_state(WorkerState.JOINING):
+        has_begun = self.record is not None or self.progress.start_point is not None
+        if not has_begun and not self.roster.in_state(WorkerState.JOINING):
             # Nobody stands for an earlier one any more, and nothing was trained: a
             # script that is corrected and started again must not differ from itself.
             model = JobModel()
@@ -356,10 +375,11 @@ class CoordinatorCore:
         try:
             is_first = model.agree(terms)
         except Refusal as refusal:
-            if not finished:
+            if not finished and self.progress.start_point is None:
                 raise
+            what = finished or f"this job goes on from {self.progress.start_point}"
             raise Refusal(
-                refusal.reason, f"{finished}; {refusal.message}", cure=NEW_JOB_CURE
+                refusal.reason, f"{what}; {refusal.message}", cure=self._new_job_cure
             ) from None
         if is_first:
             self._check_fits(model)
@@ -503,10 +523,8 @@ class CoordinatorCore:
             self.progress.keep(Persist(), now_ms)
         if now_ms >= self._patient_until_ms:
             self._take_out_lost(now_ms)
-        if self.record is not None:
-            # Losing a shard ends the job, so it gets half a lease to come back.
-            for slot in self.shards.lost(now_ms, self.settings.lease_ttl_ms // 2):
-                self.progress.fail(f"shard {slot.index} at {slot.address} was lost")
+        if self.record is not None and not self.writes.is_open:
+            self._look_for_lost_shards(now_ms)
         lease_ttl_ms = self.settings.lease_ttl_ms
         self.roster.forget_ended(now_ms, lease_ttl_ms=lease_ttl_ms)
         self.progress.free_images(now_ms)
@@ -558,10 +576,52 @@ class CoordinatorCore:
         trained = self.ledger.trained_text()
         return (
             f"{finished}{f'; {trained}' if trained else ''}. This worker goes on from "
-            f"its values; {NEW_JOB_CURE}"
+            f"its values; {self._new_job_cure}"
         )
 
     # Inside
+
+    @property
+    def _new_job_cure(self) -> str:
+        if self.way_back is None and self.progress.start_point is None:
+            return NEW_JOB_CURE
+        return NEW_JOB_CURE + ", and another --checkpoint-dir"
+
+    def _check_vacant(self, process_id: str, now_ms: int) -> None:
+        """Has a new shard wait while the job may return to a checkpoint for it.
+
+        Raises:
+            Refusal: `RECOVERING`.
+        """
+        is_known = self.shards.place_of(process_id) is not None
+        if self.record is None or self.way_back is None or is_known:
+            return
+        away = self.shards.missing
+        if not away:
+            return
+        self.shards.note_seeker(process_id, now_ms)
+        names = ", ".join(slot.state_text(now_ms) for slot in away)
+        raise Refusal(
+            ErrorReason.RECOVERING,
+            f"all places are taken, and away is {names}: if it does not come back, "
+            f"the job returns to {self.way_back.point} and has places for new shards",
+        )
+
+    def _look_for_lost_shards(self, now_ms: int) -> None:
+        """Ends the job when a shard is lost, or has it return to a checkpoint.
+
+        It gets half a lease to come back, or less when new ones ask for the places of
+        all that are away.
+        """
+        lost = self.shards.lost(now_ms, self.settings.lease_ttl_ms // 2)
+        if self.way_back is None:
+            for slot in lost:
+                self.progress.fail(f"shard {slot.index} at {slot.address} was lost")
+        elif lost or (
+            now_ms >= self._shards_back_ms
+            and self.shards.are_replaced(now_ms, self.settings.reconnect_grace_ms)
+        ):
+            self.progress.return_to(self.way_back, now_ms)
 
     def _look_for_cut_off(self, now_ms: int) -> None:
         """Finds workers that can't reach a shard which others reach, or can again.

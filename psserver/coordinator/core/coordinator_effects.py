@@ -7,6 +7,7 @@ from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import Enrolments
 from psserver.coordinator.core.fence import ActiveFence
 from psserver.coordinator.core.shard_map import ShardSlot
+from psserver.coordinator.core.start_point import StartPoint
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
 from pswire.membership import CutPurpose, FenceKind, Record, WorkerKey
@@ -29,6 +30,8 @@ class Persist:
         shards: The shard map.
         terms: What the job trains, and how.
         split: A split of data that is recorded.
+        start_point: Checkpoint that the job goes on from: there is no record any more,
+            and no epoch but those that are given.
     """
 
     record: Record | None = None
@@ -39,16 +42,21 @@ class Persist:
     shards: tuple[ShardSlot, ...] | None = None
     terms: JobTerms | None = None
     split: RecordedSplit | None = None
+    start_point: StartPoint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """Open a fence on every shard; shards list the data of those `evicting`."""
+    """Open a fence on every shard; shards list the data of those `evicting`.
+
+    For a start they stage the values of the seeder, or those of the checkpoint.
+    """
 
     fence_number: int
     kind: FenceKind
     seeder: WorkerKey | None
     evicting: tuple[WorkerKey, ...] = ()
+    start_point: StartPoint | None = None
 
     @classmethod
     def of(cls, fence: ActiveFence) -> "Prepare":
@@ -57,6 +65,7 @@ class Prepare:
             kind=fence.kind,
             seeder=fence.seeder,
             evicting=fence.evicting,
+            start_point=fence.start_point,
         )
 
 
@@ -130,6 +139,13 @@ class EndJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnToCheckpoint:
+    """End what shards and workers watch: they register again, as new starts."""
+
+    start_point: StartPoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaFixed:
     """What the job trains is known, or an optimizer has changed: send it to shards."""
 
@@ -161,6 +177,7 @@ CoordinatorEffect = (
     | WriteCheckpoint
     | ReleaseImage
     | EndJob
+    | ReturnToCheckpoint
     | SchemaFixed
     | WorkerCutOff
 )

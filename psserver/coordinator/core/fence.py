@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from psserver.coordinator.core.clip_commit import is_of_bsp, measured_commit
+from psserver.coordinator.core.start_point import StartPoint
 from psserver.edge.fence_report import FenceReport
 from pswire.job_settings import JobSettings
 from pswire.membership import (
@@ -67,8 +68,9 @@ class ActiveFence:
         opened_ms: When it was prepared.
         change: For a membership fence, what it carries.
         target: For a mode fence, the mode from then on.
-        seeder: For a start, whose values count.
+        seeder: For a start, whose values count; None for those of a checkpoint.
         starters: For a start, the first members, in the order of ranks.
+        start_point: For a start, the checkpoint whose values count, if one's do.
         reports: Reports by shard index.
         clip_grad_norm: Norm that the job clips gradients to, 0 for no clipping.
         absent: Members whose connection is broken as it is decided.
@@ -81,6 +83,7 @@ class ActiveFence:
     target: ModeTarget | None = None
     seeder: WorkerKey | None = None
     starters: tuple[WorkerKey, ...] = ()
+    start_point: StartPoint | None = None
     reports: dict[int, FenceReport] = field(default_factory=dict)
     clip_grad_norm: float = 0.0
     absent: frozenset[WorkerKey] = frozenset()
@@ -123,6 +126,7 @@ class FenceSeries:
         change: MembershipChange | None = None,
         target: ModeTarget | None = None,
         starters: tuple[WorkerKey, ...] = (),
+        start_point: StartPoint | None = None,
     ) -> ActiveFence:
         """Opens the next fence; none is open."""
         assert self.open is None
@@ -132,8 +136,9 @@ class FenceSeries:
             opened_ms=now_ms,
             change=change or MembershipChange(),
             target=target,
-            seeder=starters[0] if starters else None,
+            seeder=starters[0] if starters and start_point is None else None,
             starters=starters,
+            start_point=start_point,
         )
         self._next_number += 1
         return self.open
@@ -147,17 +152,24 @@ class FenceSeries:
 
 
 def first_record(fence: ActiveFence, settings: JobSettings) -> Record:
-    """The record of a start: everybody at clock 0, in the order of worker ids."""
+    """The record of a start: everybody at one clock, in the order of worker ids.
+
+    At clock 0, or at that of the checkpoint: its steps are as those of workers that
+    have ended, and its mode rules from there on.
+    """
+    point = fence.start_point
     return Record(
         fence_number=fence.number,
-        generation=1,
+        generation=1 if point is None else point.generation + 1,
         kind=FenceKind.START,
         members=tuple(
-            Member(worker=worker, rank=rank, base_clock=0)
+            Member(worker=worker, rank=rank, base_clock=point.clock if point else 0)
             for rank, worker in enumerate(fence.starters)
         ),
-        mode=settings.mode,
-        staleness_bound=settings.staleness_bound,
+        departed_step_count=point.version if point else 0,
+        mode=(point or settings).mode,
+        staleness_bound=(point or settings).staleness_bound,
+        mode_clock=point.clock if point else 0,
         workers_floor=settings.workers_min,
     )
 

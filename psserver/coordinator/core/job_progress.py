@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from psserver.coordinator.core.clip_commit import orphaned_clock
 from psserver.coordinator.core.coordinator_effects import (
@@ -16,6 +17,7 @@ from psserver.coordinator.core.coordinator_effects import (
     Persist,
     Prepare,
     ReleaseImage,
+    ReturnToCheckpoint,
 )
 from psserver.coordinator.core.cut import Cut, WorkerSequence, cut_after, open_pushes
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
@@ -39,8 +41,9 @@ from psserver.coordinator.core.membership_change import (
 )
 from psserver.coordinator.core.mode_change import is_settled, mode_record, target_of
 from psserver.coordinator.core.roster import Roster, WorkerEntry
-from psserver.coordinator.core.shard_map import ShardMap
+from psserver.coordinator.core.shard_map import ShardMap, ShardSlot
 from psserver.coordinator.core.snapshots import SnapshotList
+from psserver.coordinator.core.start_point import SavedJob, StartPoint
 from psserver.coordinator.core.state_writes import StateWrites
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.membership import FenceKind, Record, StepAtomicity, WorkerState
@@ -73,6 +76,7 @@ class JobProgress:
         is_resumed: Whether shards have reported, since the newest record, that workers
             that joined a finished job have pushed.
         first: Whose values the job has started with, if this process has seen that.
+        start_point: Checkpoint that the job starts from, or has started from.
         effects: What the owner is to do, in order.
     """
 
@@ -94,6 +98,7 @@ class JobProgress:
         self.evicted_count = 0
         self.failure = ""
         self.first: WorkerEntry | None = None
+        self.start_point: StartPoint | None = None
         self.effects: list[CoordinatorEffect] = []
         self._mode_due_ms: int | None = None
         self.is_resumed = False
@@ -101,6 +106,9 @@ class JobProgress:
         self._orphan_due_ms = 0
         self._stuck_pushes: frozenset[WorkerSequence] = frozenset()
         self._is_cut_stuck = False
+        # Workers that live and join again, and until when the start waits for them.
+        self._rejoining: frozenset[str] = frozenset()
+        self._rejoining_until_ms = 0
 
     @property
     def workers_floor(self) -> int:
@@ -114,9 +122,12 @@ class JobProgress:
         taken, self.effects = self.effects, []
         return taken
 
-    def restore(self, record: Record | None) -> None:
+    def restore(
+        self, record: Record | None, start_point: StartPoint | None = None
+    ) -> None:
         """Goes on under the record that an earlier process left."""
         self.record = record
+        self.start_point = start_point
         if record is not None and self.model.clip_grad_norm:
             self._orphan_clock = orphaned_clock(record)
 
@@ -234,6 +245,47 @@ class JobProgress:
         if fence is not None and fence.brings_in(entry.worker):
             self.abort(f"{entry.worker} was lost before it was a member", now_ms)
 
+    def return_to(self, saved: SavedJob, now_ms: int) -> None:
+        """Ends the membership of all, and starts again from a checkpoint.
+
+        For shards that have no values any more. Generations go on from here.
+        """
+        assert self.record is not None
+        point = replace(saved.point, generation=self.record.generation)
+        epochs = saved.copied_epochs()
+        if self.fences.open is not None:
+            self.fences.end()  # no shard goes on in it
+
+        def begin() -> None:
+            self.record, self.start_point = None, point
+            self.model = JobModel(saved.terms)
+            self.ledger.return_to(epochs)
+            members = self.roster.in_state(WorkerState.MEMBER)
+            self._rejoining = frozenset(e.worker.worker_id for e in members)
+            self._rejoining_until_ms = now_ms + self.settings.lease_ttl_ms
+            self.roster.end_members(now_ms)
+            self.shards.vacate()
+            self.snapshots.drop_all()
+            self.first = self.wanted_mode = self._mode_due_ms = None
+            self._orphan_clock = 0
+            self._is_cut_stuck = self.is_resumed = False
+            self.effects.append(ReturnToCheckpoint(start_point=point))
+
+        self.keep(
+            Persist(
+                start_point=point,
+                terms=saved.terms,
+                epochs=epochs,
+                enrolments=(),
+                shards=tuple(
+                    ShardSlot(slot.index, incarnation=slot.incarnation)
+                    for slot in self.shards.slots
+                ),
+            ),
+            now_ms,
+            then=begin,
+        )
+
     def fail_cut(self, reason: str) -> None:
         """Gives a cut up, and frees its images."""
         snapshot_id = self.snapshots.fail(reason)
@@ -283,12 +335,20 @@ class JobProgress:
         ]
         if self.shards.missing or len(joining) < self.settings.workers_min:
             return
+        ids = {entry.worker.worker_id for entry in joining}
+        if now_ms < self._rejoining_until_ms and not self._rejoining <= ids:
+            return
         # By id and not by arrival: data is dealt by rank, and a run shall repeat.
         starters = tuple(entry.worker for entry in joining)
-        fence = self.fences.begin(FenceKind.START, now_ms, starters=starters)
-        self.first = joining[0]
+        fence = self.fences.begin(
+            FenceKind.START, now_ms, starters=starters, start_point=self.start_point
+        )
         self._prepare(fence)
-        self.effects.append(OrderSeed(worker=starters[0], fence_number=fence.number))
+        if fence.seeder is not None:
+            self.first = joining[0]
+            self.effects.append(
+                OrderSeed(worker=fence.seeder, fence_number=fence.number)
+            )
 
     def _wanted_change(self, record: Record) -> MembershipChange:
         return wanted_change(
@@ -387,7 +447,9 @@ class JobProgress:
         return [
             each
             for each in self.ledger.epochs()
-            if not each.is_closed or any(each.has_of(worker) for worker in ended)
+            if record.is_start
+            or not each.is_closed
+            or any(each.has_of(worker) for worker in ended)
         ]
 
     def _settle_data(self, fence: ActiveFence, record: Record) -> None:
@@ -398,6 +460,8 @@ class JobProgress:
                 heir = heir_of(end, record, self.settings)
                 reports = fence.reports.values()
                 self.ledger.settle(end, reports, record.commit, heir=heir)
+        if fence.start_point is not None:
+            self.ledger.pass_on(fence.starters)
         for member in record.members:
             entry = self.roster.find(member.worker)
             if entry is not None and entry.state is WorkerState.JOINING:

@@ -125,9 +125,18 @@ class Roster:
     an id is kept for ever, so that no push of an old one is taken for a new one's.
     """
 
-    def __init__(self, incarnations: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, incarnations: dict[str, int] | None = None, *, floor: int = 0
+    ) -> None:
+        """Knows how often workers were started, and nobody.
+
+        Args:
+            incarnations: Last incarnation of each worker id.
+            floor: Least last incarnation of any: of some it may not be known.
+        """
         self._entries: dict[WorkerKey, WorkerEntry] = {}
         self._incarnations = dict(incarnations or {})
+        self._floor = floor
 
     def register(
         self, *, process_id: str, worker_id: str, address: str, now_ms: int
@@ -181,7 +190,8 @@ class Roster:
             found.state is WorkerState.LEFT or self._is_open(found)
         ):
             return found
-        if found is not None or worker.worker_id in self._incarnations:
+        is_older = worker.incarnation <= self._floor
+        if found is not None or is_older or worker.worker_id in self._incarnations:
             raise Refusal(
                 ErrorReason.WORKER_INCARNATION_STALE,
                 f"{worker} is closed",
@@ -335,6 +345,16 @@ class Roster:
             ended_ms=now_ms,
         )
 
+    def end_members(self, now_ms: int) -> None:
+        """Ends all members: the job goes on from values of before they pushed.
+
+        They may join again, as new starts, but for those that were about to leave.
+        """
+        for entry in self.in_state(*PRESENT):
+            entry.end(WorkerState.EVICTED, now_ms)
+        for entry in self.in_state(WorkerState.LEAVING):
+            entry.end(WorkerState.LEFT, now_ms)
+
     # Inside
 
     def _begin(
@@ -344,7 +364,7 @@ class Roster:
         for worker, entry in list(self._entries.items()):
             if worker.worker_id == worker_id and entry.state in GONE:
                 del self._entries[worker]
-        incarnation = self._incarnations.get(worker_id, 0) + 1
+        incarnation = max(self._floor, self._incarnations.get(worker_id, 0)) + 1
         self._incarnations[worker_id] = incarnation
         entry = WorkerEntry(
             worker=WorkerKey(worker_id, incarnation),

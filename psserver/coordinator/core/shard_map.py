@@ -119,6 +119,8 @@ class ShardMap:
 
     def __init__(self, shard_count: int) -> None:
         self.slots = [ShardSlot(index) for index in range(shard_count)]
+        # New processes that have asked for a place while all were taken, and when.
+        self._seekers: dict[str, int] = {}
 
     def register(
         self,
@@ -171,6 +173,33 @@ class ShardMap:
         slot.standing = NOT_TOLD
         slot.memory = memory
         return slot
+
+    def vacate(self) -> None:
+        """Takes all places back: the values of the processes that had them are void."""
+        for slot in self.slots:
+            slot.process_id = slot.address = ""
+            slot.heard_ms = slot.broken_ms = None
+            slot.is_watching = False
+            slot.standing = NOT_TOLD
+        self._seekers.clear()
+
+    def note_seeker(self, process_id: str, now_ms: int) -> None:
+        """A new process asks for a place, which it does again and again."""
+        self._seekers[process_id] = now_ms
+
+    def are_replaced(self, now_ms: int, grace_ms: int) -> bool:
+        """Whether new processes ask for the places of all that are away."""
+        self._seekers = {
+            process_id: asked_ms
+            for process_id, asked_ms in self._seekers.items()
+            if now_ms - asked_ms < CLAIM_TTL_MS
+        }
+        away = self.missing
+        return 0 < len(away) <= len(self._seekers) and all(
+            slot.heard_ms is None
+            or (slot.broken_ms is not None and now_ms - slot.broken_ms >= grace_ms)
+            for slot in away
+        )
 
     def place_of(self, process_id: str) -> ShardSlot | None:
         """The place that a process has, None if it has none."""

@@ -160,6 +160,13 @@ class SnapshotList:
         self.released.append(ended.snapshot_id)
         return ended.snapshot_id
 
+    def drop_all(self) -> None:
+        """No shard has an image any more."""
+        if self.pending is not None:
+            self.fail("the job has returned to a checkpoint")
+        self.newest = None
+        self._kept.clear()
+
     def pin(self, entry: SnapshotEntry, now_ms: int, byte_count: int = 0) -> int:
         """Somebody is going to read so many bytes; returns the name of the pin."""
         pin_id = self._next_pin_id

@@ -14,12 +14,14 @@ from psserver.coordinator.core.coordinator_effects import (
     Persist,
     Prepare,
     ReleaseImage,
+    ReturnToCheckpoint,
     SchemaFixed,
     WorkerCutOff,
 )
 from psserver.coordinator.core.data.split_book import SplitBook
 from psserver.coordinator.core.roster import GONE, PRESENT, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot, ShardStanding
+from psserver.coordinator.core.start_point import SavedJob
 from psserver.coordinator.host.data_leases import DataLeases
 from psserver.coordinator.host.history import CoordinatorHistory
 from psserver.coordinator.host.job_waits import JobWaits
@@ -66,12 +68,24 @@ class CoordinatorHost:
         history: What it decided, for an offline check.
     """
 
-    def __init__(self, settings: CoordinatorSettings, store: JobStore) -> None:
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        store: JobStore,
+        saved: SavedJob | None = None,
+    ) -> None:
+        """Goes on where the state folder, or else the newest checkpoint, says.
+
+        Args:
+            settings: What the command line says.
+            store: The state folder.
+            saved: The job as its newest good checkpoint has it.
+        """
         self._store = store
         self.history = CoordinatorHistory()
         # Of the newest watch of each shard and worker.
         self._queues: dict[int | WorkerKey, Queue] = {}
-        self.core = restored_core(settings, store, now_ms())
+        self.core = restored_core(settings, store, now_ms(), saved)
         self._logged = self.core.record
         self.changes = Changes()
         self._wished_mode: tuple[Mode, int] | None = None
@@ -396,9 +410,30 @@ class CoordinatorHost:
                     else "it is evicted as soon as enough workers are left, and may "
                     "join again",
                 )
+            case ReturnToCheckpoint():
+                self._return(effect)
             case EndJob():
                 log.error("the job has failed: %s", effect.reason)
                 self._send(effect)
+
+    def _return(self, effect: ReturnToCheckpoint) -> None:
+        """Ends all watches of shards, which register again if they live.
+
+        Those of members end by themselves.
+        """
+        log.warning(
+            "the job returns to %s: its shards are lost, and what was trained since is "
+            "trained again",
+            effect.start_point,
+        )
+        self._send(effect, workers=False)
+        self._queues = {
+            watcher: queue
+            for watcher, queue in self._queues.items()
+            if not isinstance(watcher, int)
+        }
+        self._logged = None
+        self.data.begin_again()
 
     def _send(
         self, effect: CoordinatorEffect, *, shards: bool = True, workers: bool = True

@@ -58,8 +58,12 @@ class DataLeases:
         self._keep = keep
         self.splits = splits
         self.waiting: dict[WorkerKey, DataWait] = {}
-        # Epochs whose end was not logged yet.
-        self._open = [each for each in core.ledger.epochs() if not each.is_closed]
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Goes on with the epochs that the job has now."""
+        # Those whose end was not logged yet.
+        self._open = [e for e in self._core.ledger.epochs() if not e.is_closed]
 
     def open_epoch(
         self,

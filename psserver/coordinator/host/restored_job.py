@@ -3,13 +3,22 @@
 import logging
 import secrets
 from dataclasses import replace
+from typing import Final
 
 from psserver.coordinator.core.coordinator import CoordinatorCore
-from psserver.coordinator.storage.job_store import JobStore
+from psserver.coordinator.core.coordinator_effects import Persist
+from psserver.coordinator.core.start_point import SavedJob
+from psserver.coordinator.storage.job_codec import StoredJob
+from psserver.coordinator.storage.job_store import JobStore, NotWrittenError
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.state_folder import StateFolderError
 
 log = logging.getLogger("psserver.coordinator")
+
+STARTS_PER_FLOOR: Final = 1_000
+FLOOR_COUNT: Final = 1_000_000
+"""Of numbers that starts of workers begin with when it is not known how often they
+were started: a thousand starts of each worker lie between two of them."""
 
 
 def new_job_id() -> str:
@@ -17,22 +26,44 @@ def new_job_id() -> str:
 
 
 def restored_core(
-    settings: CoordinatorSettings, store: JobStore, now_ms: int
+    settings: CoordinatorSettings,
+    store: JobStore,
+    now_ms: int,
+    saved: SavedJob | None = None,
 ) -> CoordinatorCore:
     """The core as an earlier process left it, or a new one.
 
+    Args:
+        settings: What the command line says.
+        store: The state folder.
+        now_ms: Monotonic time.
+        saved: The job as its newest good checkpoint has it. With a state folder that
+            has no job it goes on from there.
+
     Raises:
-        StateFolderError: The folder holds a job of another shape.
+        StateFolderError: The folder holds a job of another shape, or another job than
+            the checkpoint.
     """
     stored = store.load()
     if stored is None:
         store.save_job(
-            job_id=settings.job_id,
-            job_seed=settings.job_seed,
+            job_id=saved.job_id if saved else settings.job_id,
+            job_seed=saved.job_seed if saved else settings.job_seed,
             shard_count=settings.shard_count,
         )
         store.save_step_rules(_step_rules(settings))
-        return CoordinatorCore(settings)
+        if saved is None:
+            return CoordinatorCore(settings)
+        stored = _loaded(store)
+    if saved is not None and stored.job_id != saved.job_id:
+        raise StateFolderError(
+            f"the state folder holds job {stored.job_id}, and the checkpoints are of "
+            f"job {saved.job_id}: give the --state-dir and the --checkpoint-dir of one "
+            "job, or to go on with the job of the checkpoints a new --state-dir"
+        )
+    if saved is not None and stored.record is None and stored.start_point is None:
+        _begin_from(saved, store)
+        stored = _loaded(store)
     if stored.shard_count != settings.shard_count:
         raise StateFolderError(
             f"the state folder holds a job with {stored.shard_count} shards, "
@@ -57,11 +88,37 @@ def restored_core(
         incarnations=stored.incarnations,
         processes=stored.worker_processes,
         now_ms=now_ms,
+        start_point=stored.start_point,
     )
     core.restore_ledger(store.load_epochs(), stored.enrolments)
+    core.way_back = saved
     if stored.record is not None:
         log.info("restored the job at generation %d", stored.record.generation)
     return core
+
+
+def _begin_from(saved: SavedJob, store: JobStore) -> None:
+    """Keeps a job as a checkpoint has it, in a state folder that has none.
+
+    How often workers and shards were started after the checkpoint is not known, and
+    some may live: numbers begin where no start of before has any, drawn since nothing
+    is left that would tell them apart.
+    """
+    floor = (1 + secrets.randbelow(FLOOR_COUNT)) * STARTS_PER_FLOOR
+    floor += max(saved.incarnations.values(), default=0)
+    point = replace(saved.point, incarnation_floor=floor)
+    try:
+        for split in saved.splits:
+            store.write(Persist(split=split))
+        store.write(Persist(start_point=point, terms=saved.terms, epochs=saved.epochs))
+    except NotWrittenError as error:
+        raise StateFolderError(f"the state folder can't be written: {error}") from error
+
+
+def _loaded(store: JobStore) -> StoredJob:
+    stored = store.load()
+    assert stored is not None, "it was kept"
+    return stored
 
 
 def _step_rules(settings: CoordinatorSettings) -> dict[str, str]:

@@ -2,7 +2,11 @@
 
 from collections.abc import AsyncIterator
 
-from psserver.coordinator.core.coordinator_effects import EndJob, SchemaFixed
+from psserver.coordinator.core.coordinator_effects import (
+    EndJob,
+    ReturnToCheckpoint,
+    SchemaFixed,
+)
 from psserver.coordinator.core.shard_map import ShardStanding
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
@@ -72,6 +76,8 @@ class ShardControl:
                 yield part
             while True:
                 event = await queue.get()
+                if isinstance(event, ReturnToCheckpoint):
+                    return  # it has lost its place
                 if isinstance(event, SchemaFixed):
                     for part in view_events(host.core):
                         yield part

@@ -88,6 +88,9 @@ def shard_event(event: CoordinatorEffect) -> messages.WatchShardResponse | None:
             )
             if event.seeder is not None:
                 prepare.seeder.CopyFrom(identity_message(event.seeder))
+            if event.start_point is not None:
+                place = event.start_point.place
+                prepare.checkpoint.url, prepare.checkpoint.name = place
             return messages.WatchShardResponse(prepare=prepare)
         case Announce():
             return messages.WatchShardResponse(record=record_message(event.record))

@@ -14,7 +14,9 @@ from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import Enrolments
 from psserver.coordinator.core.data.position_set import PositionSet
 from psserver.coordinator.core.shard_map import ShardSlot
+from psserver.coordinator.core.start_point import StartPoint
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
+from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
 from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import (
@@ -54,6 +56,7 @@ class StoredJob:
     worker_processes: dict[WorkerKey, str] = field(default_factory=dict)
     enrolments: Enrolments = ()
     step_rules: dict[str, str] = field(default_factory=dict)
+    start_point: StartPoint | None = None
 
 
 def dump_shards(slots: Iterable[ShardSlot]) -> str:
@@ -62,7 +65,7 @@ def dump_shards(slots: Iterable[ShardSlot]) -> str:
         [
             {name: getattr(slot, name) for name in names}
             for slot in slots
-            if slot.process_id
+            if slot.incarnation
         ]
     )
 
@@ -72,6 +75,16 @@ def load_shards(text: str) -> tuple[StoredShard, ...]:
         StoredShard(**{**shard, "memory": MemoryGrant(*shard.get("memory", NO_GRANT))})
         for shard in json.loads(text)
     )
+
+
+def dump_start_point(point: StartPoint) -> str:
+    return json.dumps(asdict(point))
+
+
+def load_start_point(text: str) -> StartPoint:
+    data = json.loads(text)
+    place, mode = CheckpointPlace(*data["place"]), Mode(data["mode"])
+    return StartPoint(**{**data, "place": place, "mode": mode})
 
 
 def dump_record(record: Record) -> str:

@@ -24,11 +24,13 @@ from psserver.coordinator.storage.job_codec import (
     dump_processes,
     dump_record,
     dump_shards,
+    dump_start_point,
     load_enrolments,
     load_epoch,
     load_processes,
     load_record,
     load_shards,
+    load_start_point,
 )
 from psserver.edge.state_folder import StateFolderError
 from pswire import failpoints
@@ -144,6 +146,7 @@ class JobStore:
                 worker_processes=self._read("worker_processes", load_processes) or {},
                 enrolments=self._read("enrolments", load_enrolments) or (),
                 step_rules=self._read("step_rules", json.loads) or {},
+                start_point=self._read("start_point", load_start_point),
             )
 
     def load_epochs(self) -> tuple[EpochLedger, ...]:
@@ -196,6 +199,9 @@ class JobStore:
 
     def _write_all(self, change: Persist) -> None:
         with self._transaction():
+            if change.start_point is not None:
+                self._writes.execute("DELETE FROM facts WHERE name = 'record'")
+                self._writes.execute("DELETE FROM epochs")
             for name, value in _facts_of(change).items():
                 self._put(name, value)
             for ledger in change.epochs:
@@ -208,7 +214,7 @@ class JobStore:
                 )
             if change.split is not None:
                 self._writes.execute(
-                    "INSERT INTO splits VALUES (?, ?)",
+                    "INSERT OR REPLACE INTO splits VALUES (?, ?)",
                     (change.split.name, json.dumps(asdict(change.split))),
                 )
 
@@ -440,6 +446,8 @@ def _facts_of(change: Persist) -> dict[str, str]:
         facts["shards"] = dump_shards(change.shards)
     if change.terms is not None:
         facts["model"] = json.dumps(dump_terms(change.terms))
+    if change.start_point is not None:
+        facts["start_point"] = dump_start_point(change.start_point)
     if not facts and not change.epochs and change.split is None:
         # A try: what it writes says nothing.
         facts["format"] = str(FORMAT_VERSION)

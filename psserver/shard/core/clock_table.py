@@ -42,6 +42,9 @@ class ClockTable:
             if not (known.mode.rules.is_clocked or record.mode.rules.is_clocked):
                 # No clock of BSP lies between two modes without.
                 self.applied_clock = record.mode_clock
+        if known is None:
+            # The clocks up to that of a checkpoint are in the first values.
+            self.applied_clock = record.mode_clock
         was_streamed = known is not None and not known.mode.rules.is_clocked
         if was_streamed and record.mode.rules.is_clocked:
             self._is_draining = True

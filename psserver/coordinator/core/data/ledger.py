@@ -205,6 +205,26 @@ class DataLedger:
             for worker in ledger.workers - members:
                 ledger.retire(worker)
 
+    def return_to(self, epochs: Iterable[EpochLedger]) -> None:
+        """Goes on with epochs as they were; nobody leases data any more."""
+        self._epochs = {(each.loader, each.epoch): each for each in epochs}
+        self._participants = {}
+
+    def pass_on(self, members: Iterable[WorkerKey]) -> None:
+        """Passes what earlier starts of workers hold to their present ones.
+
+        So a run goes on bit by bit if the same workers are there. Of all others it is
+        dealt again.
+        """
+        present = {worker.worker_id: worker for worker in members}
+        holders = {worker for each in self._epochs.values() for worker in each.workers}
+        for worker in sorted(holders.difference(present.values())):
+            heir = present.get(worker.worker_id)
+            if heir is not None:
+                for each in self._epochs.values():
+                    each.inherit(worker, heir)
+            self.retire(worker)
+
     def participants(self, loader: str) -> frozenset[WorkerKey]:
         """Workers that lease data for a loader."""
         return frozenset(self._participants.get(loader, ()))

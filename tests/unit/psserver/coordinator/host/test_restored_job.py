@@ -6,13 +6,20 @@ from typing import Any, Final
 
 import pytest
 
+from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.coordinator_effects import Persist
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.shard_map import ShardSlot
-from psserver.coordinator.host.restored_job import restored_core
+from psserver.coordinator.core.start_point import SavedJob, StartPoint
+from psserver.coordinator.host.restored_job import STARTS_PER_FLOOR, restored_core
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.state_folder import StateFolderError
+from pswire.checkpoint.place import CheckpointPlace
+from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import LossPolicy, Mode, StepAtomicity
+from pswire.recorded_split import RecordedSplit
+from tests.doubles.core_values import TERMS, key, record
 
 SETTINGS: Final = CoordinatorSettings(
     job_id="job", shard_count=2, step_atomicity=StepAtomicity.CLOCK
@@ -76,3 +83,103 @@ def test_with_a_short_lease_shards_have_time_to_connect_again(tmp_path: Path) ->
     grace_ms = settings.lease_ttl_ms // 2
     assert core.shards.lost(100 + 5_499, grace_ms) == []
     assert core.shards.lost(100 + 5_500, grace_ms) == core.shards.slots
+
+
+# From a checkpoint
+
+POINT: Final = StartPoint(
+    place=CheckpointPlace("/checkpoints", "step-000000000024"),
+    clock=12,
+    version=24,
+    mode=Mode.ASP,
+    staleness_bound=0,
+    generation=5,
+)
+
+SAVED: Final = SavedJob(
+    job_id="job-before",
+    job_seed=7,
+    point=POINT,
+    terms=TERMS,
+    epochs=(
+        EpochLedger(
+            "loader",
+            3,
+            EpochShape(position_count=8, batch_size=2, drop_last=False),
+            held={key("w0/4"): {DataRange("loader", 3, 0, 2)}},
+            cursor=2,
+        ),
+    ),
+    splits=(RecordedSplit(name="split", digest="0" * 64, item_count=8),),
+    incarnations={"w0": 4},
+)
+
+
+def begin_from(folder: Path, *, start_count: int = 1) -> CoordinatorCore:
+    """Starts the coordinator of a new state folder by a checkpoint, and again."""
+    for _ in range(start_count):
+        with JobStore(folder) as store:
+            core = restored_core(SETTINGS, store, 0, SAVED)
+            assert store.load_splits() == SAVED.splits
+    return core
+
+
+@pytest.mark.parametrize("start_count", [1, 3])
+def test_an_empty_folder_goes_on_from_the_checkpoint(
+    tmp_path: Path, start_count: int
+) -> None:
+    core = begin_from(tmp_path, start_count=start_count)
+    assert (core.settings.job_id, core.settings.job_seed) == ("job-before", 7)
+    assert core.record is None
+    assert core.model.terms == TERMS
+    assert core.ledger.epochs() == SAVED.epochs
+    assert core.way_back is SAVED
+    point = core.progress.start_point
+    assert point is not None
+    assert replace(point, incarnation_floor=0) == POINT
+    assert point.incarnation_floor >= STARTS_PER_FLOOR + 4
+
+
+def test_starts_of_before_are_told_apart_when_nothing_but_the_checkpoint_is_left(
+    tmp_path: Path,
+) -> None:
+    """Restored twice from one checkpoint, of which only the values are known."""
+    floors = set()
+    for name in ("one", "two"):
+        point = begin_from(tmp_path / name).progress.start_point
+        assert point is not None
+        floors.add(point.incarnation_floor)
+    one, two = sorted(floors)
+    assert two - one >= STARTS_PER_FLOOR
+
+
+def test_a_folder_and_checkpoints_of_two_jobs_are_refused(tmp_path: Path) -> None:
+    with JobStore(tmp_path) as store:
+        restored_core(SETTINGS, store, 0)
+    with (
+        JobStore(tmp_path) as store,
+        pytest.raises(StateFolderError, match=r"holds job job, and .* job-before"),
+    ):
+        restored_core(SETTINGS, store, 0, SAVED)
+
+
+def test_a_job_that_returns_to_a_checkpoint_has_no_record_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    shards = (
+        ShardSlot(index=0, process_id="p0", address="host:1", incarnation=3),
+        ShardSlot(index=1, incarnation=2),
+    )
+    later = EpochLedger("loader", 4, SAVED.epochs[0].shape)
+    with JobStore(tmp_path) as store:
+        restored_core(replace(SETTINGS, job_id="job-before"), store, 0)
+        store.write(Persist(record=record({"w0/4": 0}, generation=6), epochs=(later,)))
+        store.write(
+            Persist(start_point=POINT, terms=TERMS, epochs=SAVED.epochs, shards=shards)
+        )
+    with JobStore(tmp_path) as store:
+        core = restored_core(SETTINGS, store, 0, SAVED)
+    assert core.record is None
+    assert core.progress.start_point == POINT
+    assert core.ledger.epochs() == SAVED.epochs
+    assert [slot.incarnation for slot in core.shards.slots] == [3, 2]

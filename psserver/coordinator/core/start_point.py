@@ -1,0 +1,66 @@
+"""The checkpoint that a job goes on from, as if each of its workers had joined anew."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
+from pswire.checkpoint.place import CheckpointPlace
+from pswire.job_terms import JobTerms
+from pswire.membership import Mode
+from pswire.recorded_split import RecordedSplit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPoint:
+    """Where a job starts whose first values are those of a checkpoint.
+
+    Attributes:
+        place: Where the checkpoint is.
+        clock: Clock that all members start at.
+        version: Steps of all workers ever that are in it.
+        mode: Mode that the job was in.
+        staleness_bound: Its staleness bound, in clocks.
+        generation: Newest generation before the start.
+        incarnation_floor: Starts of workers and shards are numbered above it. The
+            state of the processes before may be lost, with how often each was started.
+    """
+
+    place: CheckpointPlace
+    clock: int
+    version: int
+    mode: Mode
+    staleness_bound: int
+    generation: int
+    incarnation_floor: int = 0
+
+    def __str__(self) -> str:
+        """For logs and texts."""
+        name = self.place.name
+        return f"checkpoint {name} (clock {self.clock}, version {self.version})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedJob:
+    """What a checkpoint has of a job beside its values.
+
+    Attributes:
+        job_id: The job.
+        job_seed: From which the seeds of all epochs follow; 0 for none.
+        point: Where it goes on.
+        terms: What it trains.
+        epochs: Its data, as of the cut.
+        splits: Splits of data that were recorded.
+        incarnations: Last incarnation of each worker id that was known then.
+    """
+
+    job_id: str
+    job_seed: int
+    point: StartPoint
+    terms: JobTerms
+    epochs: tuple[EpochLedger, ...]
+    splits: tuple[RecordedSplit, ...] = ()
+    incarnations: Mapping[str, int] = field(default_factory=dict)
+
+    def copied_epochs(self) -> tuple[EpochLedger, ...]:
+        """Its data, which does not change with the job's: it may be needed again."""
+        return tuple(each.copy() for each in self.epochs)
