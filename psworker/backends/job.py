@@ -36,7 +36,7 @@ from psworker.optim.gradients import SpentGradients
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.prepare import Prepared
-from psworker.optim.published import Published, published_entries
+from psworker.optim.published import Published
 from psworker.optim.wrappers import data_parallel_in, is_in_group
 from psworker.steps.job_tensors import JobTensors
 from psworker.steps.overlap.arriving_values import ArrivingValues
@@ -190,11 +190,10 @@ class Job:
         assert self._stepper is not None, "it has joined"
         stepper, prepared = self._stepper, self._prepared
         stepper.settle()
-        entries = published_entries(what, stepper.tensors)
         optimizer = next(iter(prepared.optimizers.values()))
 
         stepper.calls.run(
-            "ps.publish()", lambda: stepper.publish(optimizer.next_step(), entries)
+            "ps.publish()", lambda: stepper.publish(optimizer.next_step(), what)
         )
 
     def record_split(self, record: RecordedSplit) -> RecordedSplit:
@@ -414,8 +413,7 @@ class DataLink:
 
     def _member(self) -> Stepper:
         assert self._stepper is not None, "loaders are handed out after joining"
-        self._stepper.refuse_closed()
-        self._stepper.refuse_lost()
+        self._stepper.refuse_out()
         return self._stepper
 
     def _submit(

@@ -541,7 +541,7 @@ BUGS = (
         "values whose publish was refused are forgotten, and their state goes alone",
         (
             Edit(
-                "psworker/steps/stepper.py",
+                "psworker/steps/publishing.py",
                 "        self._loaded = values\n",
                 "        self._loaded = None\n",
             ),
@@ -696,7 +696,7 @@ BUGS = (
         "the gradient after an interrupted step is taken for that step's",
         (
             Edit(
-                "psworker/steps/stepper.py",
+                "psworker/steps/pushes.py",
                 "        if result is None or "
                 "self._spent.has_new(self._store.tensors):\n",
                 "        if result is None:\n",

@@ -18,9 +18,9 @@ from pswire import failpoints
 from pswire.job_settings import JobSettings
 from pswire.membership import Member
 from pswire.placement import Placement, place
+from psworker.backends.host.group_pushes import GroupPushes
 from psworker.backends.host.memory import HostMemory
 from psworker.backends.host.messages import GroupStatus, PushPlace, Seal
-from psworker.backends.host.shared_stepper import SharedStepper
 from psworker.config import WorkerConfig
 from psworker.data.pending import PendingData
 from psworker.errors import PsError
@@ -120,7 +120,7 @@ class HostLeader:
         self.token = token
         self.pending = PendingData()
         self._opening: LoopFuture[Session] | None = None
-        self._stepper: SharedStepper | None = None
+        self._pushes: GroupPushes | None = None
         self._model: HostModel | None = None
 
     def open(self, status: GroupStatus | None = None) -> None:
@@ -165,22 +165,22 @@ class HostLeader:
         joined = joining.join_first(deadline)
         if failpoints.armed:
             failpoints.hit("worker.joined")
-        self._stepper = self._made_stepper(joined)
-        return self._stepper.status(self.token)
+        self._pushes = self._made_pushes(joined)
+        return self._pushes.status(self.token)
 
     def arrive(self, status: GroupStatus) -> tuple[PushPlace, GroupStatus]:
         """Where the next push of the group goes, after a step that left this status."""
-        stepper = self.going_on(status)
-        found = stepper.arrive()
-        return found, stepper.status(self.token)
+        pushes = self.going_on(status)
+        found = pushes.arrive()
+        return found, pushes.status(self.token)
 
     def rejoin(self, status: GroupStatus, rejoin_count: int) -> GroupStatus:
         """Rejoins the job after an eviction, unless that was done since this count."""
-        stepper = self.going_on(status)
-        if stepper.rejoin_count <= rejoin_count:
-            stepper.rejoin()
-            stepper.is_behind = True
-        return stepper.status(self.token)
+        pushes = self.going_on(status)
+        if pushes.rejoin_count <= rejoin_count:
+            pushes.rejoin()
+            pushes.is_behind = True
+        return pushes.status(self.token)
 
     def push(
         self,
@@ -196,15 +196,15 @@ class HostLeader:
             What became of it, where the group stands then, and the buffers with new
             values.
         """
-        stepper = self.going_on(status)
+        pushes = self.going_on(status)
         model = self._model
-        assert model is not None, "made with the stepper"
+        assert model is not None, "made with the pushes"
         spec = model.given.specs[seal.leading.optimizer]
         mean = self._memory.mean(seal.parts, with_leaders=seal.place.is_first_worker)
         model.store.watched.clear()
-        result = stepper.push(spec, seal, mean, load, is_repeat=is_repeat)
+        result = pushes.push(spec, seal, mean, load, is_repeat=is_repeat)
         written = frozenset(model.store.watched)
-        return result, stepper.status(self.token), written
+        return result, pushes.status(self.token), written
 
     def close(self, *, leaves: bool) -> None:
         """Ends the group's membership, or lets another leader go on with it."""
@@ -216,12 +216,12 @@ class HostLeader:
             return  # raised where it was needed
         try:
             if leaves and session.membership.failure is None:
-                sequence = self._stepper.settled_sequence() if self._stepper else 0
+                sequence = self._pushes.settled_sequence() if self._pushes else 0
                 report = self.pending.take_last_report()
                 self._loop.run(lambda: session.leave(sequence, report))
         finally:
-            if self._stepper is not None:
-                self._stepper.close()
+            if self._pushes is not None:
+                self._pushes.close()
             self._loop.run(session.close)
 
     async def _open(self, status: GroupStatus | None) -> Session:
@@ -237,10 +237,10 @@ class HostLeader:
             await session.membership.wait_change()
         return session
 
-    def going_on(self, status: GroupStatus) -> SharedStepper:
+    def going_on(self, status: GroupStatus) -> GroupPushes:
         """The pushes of the group, also of one that another process has led before."""
-        if self._stepper is not None:
-            return self._stepper
+        if self._pushes is not None:
+            return self._pushes
         session = self.session
         member = session.membership.member or Member(
             worker=status.worker,
@@ -249,13 +249,13 @@ class HostLeader:
             base_sequence=status.sequence,
         )
         model = self._model_of(session)
-        self._stepper = stepper = self._made_stepper(
+        self._pushes = pushes = self._made_pushes(
             Joined(member, session.core.generation)
         )
-        stepper.resume(status)
+        pushes.resume(status)
         if session.worker == status.worker:
             self._loop.run(lambda: session.share_memory(model.placement))
-        return stepper
+        return pushes
 
     def _model_of(self, session: Session) -> HostModel:
         if self._model is None:
@@ -263,11 +263,11 @@ class HostLeader:
             session.core.clip_grad_norm = self._given.clip_grad_norm
         return self._model
 
-    def _made_stepper(self, joined: Joined) -> SharedStepper:
+    def _made_pushes(self, joined: Joined) -> GroupPushes:
         model, session = self._model, self.session
         assert model is not None, "made before"
         tensors = JobTensors.of(model.given, model.store, model.buffers)
-        return SharedStepper(
+        return GroupPushes(
             Sending(self._loop, session, tensors),
             pending=self.pending,
             joined=joined,

@@ -21,13 +21,13 @@ from psworker.optim.buffer_policies import BufferPolicy
 from psworker.optim.buffers import leads
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import StateLoad, StepContents
+from psworker.steps.pushes import MemberPushes
 from psworker.steps.sending import incarnations_of_shards
-from psworker.steps.stepper import Stepper
 from psworker.tensors.value_store import Scope
 from psworker.transport.values import PushHeader, PushTrailer
 
 
-class SharedStepper(Stepper):
+class GroupPushes(MemberPushes):
     """Pushes of a group.
 
     Attributes:
@@ -56,7 +56,7 @@ class SharedStepper(Stepper):
         """Where the next push goes; rejoins first if the group was evicted."""
         rejoin_count = self.rejoin_count
         before = self.sequence_acknowledged
-        self.as_member(lambda _: None)
+        self._as_member(lambda _: None)
         sequence = self.sequence_acknowledged + 1
         worker = self._session.worker
         record = self._session.membership.record
