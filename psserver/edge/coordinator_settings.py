@@ -4,12 +4,30 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from psserver.edge.checkpoint_interval import EVERY_TEN_MINUTES, CheckpointInterval
 from pswire.job_settings import JobSettings
 from pswire.membership import LossPolicy, StepAtomicity
 
 RETURN_MS_MIN: Final = 5_000
 """Time that peers have to come back after the coordinator's own start, however short
 the lease is: a connection that was refused is tried again after up to 2.4 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """Where checkpoints go and how often one is made.
+
+    Attributes:
+        url: Folder of all checkpoints of the job: an absolute path or an fsspec URL.
+        interval: How often.
+        keep_count: How many stay.
+        timeout_ms: Time from the decision of a cut to the last part that is written.
+    """
+
+    url: str
+    interval: CheckpointInterval = EVERY_TEN_MINUTES
+    keep_count: int = 3
+    timeout_ms: int = 1_800_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +41,7 @@ class CoordinatorSettings(JobSettings):
         pin_ttl_ms: Time for which a reader may read a snapshot, without what its bytes
             take.
         job_seed: From which the seeds of all epochs follow; 0 for none.
+        checkpoints: Where checkpoints go; None for a job that makes none.
     """
 
     reconnect_grace_ms: int = 500
@@ -30,6 +49,7 @@ class CoordinatorSettings(JobSettings):
     cut_timeout_ms: int = 30_000
     pin_ttl_ms: int = 30_000
     job_seed: int = 0
+    checkpoints: CheckpointSettings | None = None
 
     def __post_init__(self) -> None:
         """Checks what can't work otherwise."""

@@ -1,8 +1,10 @@
 """Reports of cuts, and where checkpoints are <-> their messages."""
 
-from psserver.edge.cut_report import CutReport
+from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_codec import holding_message, read_holding
+from pswire.checkpoint.manifest import FilePart
 from pswire.checkpoint.place import CheckpointPlace
+from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2
 
@@ -31,6 +33,49 @@ def read_cut_report(message: messages.ReportCutRequest) -> CutReport:
         message.snapshot_id,
         message.failure,
         tuple(read_holding(holding) for holding in message.workers),
+    )
+
+
+def part_request(
+    report: PartReport, *, job_id: str, shard_index: int, incarnation: int
+) -> messages.ReportCheckpointRequest:
+    """Writes a report of one start of one shard."""
+    part = report.part
+    return messages.ReportCheckpointRequest(
+        job_id=job_id,
+        snapshot_id=report.snapshot_id,
+        shard_index=shard_index,
+        incarnation=incarnation,
+        part=None
+        if part is None
+        else messages.CheckpointPart(
+            name=part.name,
+            byte_count=part.byte_count,
+            sha256=part.sha256,
+            finite=report.is_finite,
+        ),
+        failure=report.failure,
+    )
+
+
+def read_part_report(message: messages.ReportCheckpointRequest) -> PartReport:
+    """Reads a report.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE` when it has neither a file nor a reason.
+    """
+    part = message.part
+    if message.failure:
+        return PartReport(message.snapshot_id, failure=message.failure)
+    if not message.HasField("part"):
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            "a part of a checkpoint is neither written nor has it failed",
+        )
+    return PartReport(
+        message.snapshot_id,
+        FilePart(part.name, part.byte_count, part.sha256),
+        is_finite=part.finite,
     )
 
 

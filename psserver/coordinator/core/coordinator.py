@@ -7,11 +7,14 @@ and workers as records.
 from collections.abc import Callable, Mapping
 
 from psserver.coordinator.core.coordinator_effects import (
+    CommitCheckpoint,
+    NameCheckpoint,
     OrderSeed,
     Persist,
     ReleaseImage,
     SchemaFixed,
     WorkerCutOff,
+    WriteCheckpoint,
 )
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import NOTHING_TO_REPORT, Enrolments
@@ -37,9 +40,10 @@ from psserver.edge.coordinator_settings import (
     CoordinatorSettings,
     JobPhase,
 )
-from psserver.edge.cut_report import CutReport
+from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
+from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
 from pswire.leased_data import DataReport
 from pswire.membership import FenceKind, Mode, Record, WorkerKey, WorkerState
@@ -65,7 +69,8 @@ class CoordinatorCore:
         settings: The job's settings.
         shards: The shard map.
         ledger: Data of all epochs.
-        snapshots: Cuts and their images.
+        snapshots: Cuts for readers, and their images.
+        checkpoints: When one is made, and the one in the making.
         writes: Whether the disk takes changes, and which one it is taking.
         reach: Which shards give which workers no answer.
         way_back: The newest checkpoint, None without any.
@@ -77,6 +82,7 @@ class CoordinatorCore:
         self.shards = self.progress.shards
         self.ledger = self.progress.ledger
         self.snapshots = self.progress.snapshots
+        self.checkpoints = self.progress.checkpoints
         self.writes = self.progress.writes
         self.reach = Reach(settings.lease_ttl_ms)
         self.way_back: SavedJob | None = None
@@ -220,12 +226,14 @@ class CoordinatorCore:
         slot.is_watching = False
         slot.broken_ms = now_ms
         slot.heard_ms = now_ms
-        pending = self.snapshots.pending
+        pending = self.progress.decided_cut
         if self.record is None and self.fence is not None:
             self.progress.abort(f"shard {slot.index} was lost before the start", now_ms)
         elif pending is not None and slot.index not in pending.ready:
             # The decision may be lost with the connection.
-            self.progress.fail_cut(f"the connection to shard {slot.index} broke")
+            self.progress.fail_cut(
+                f"the connection to shard {slot.index} broke", now_ms
+            )
             self.progress.pump(now_ms)
 
     def report_fence(self, slot: ShardSlot, report: FenceReport, now_ms: int) -> None:
@@ -242,13 +250,33 @@ class CoordinatorCore:
         """A shard has its image, or says why not."""
         slot.heard_ms = now_ms
         snapshot_id = report.snapshot_id
-        pending = self.snapshots.pending
+        pending = self.progress.decided_cut
         if report.failure:
             if pending is not None and pending.snapshot_id == snapshot_id:
-                self.progress.fail_cut(f"shard {slot.index}: {report.failure}")
+                self.progress.fail_cut(f"shard {slot.index}: {report.failure}", now_ms)
+        elif checkpoint := self.checkpoints.of(snapshot_id):
+            if self.checkpoints.copied(slot.index, report.holdings):
+                self.progress.effects.append(NameCheckpoint(checkpoint=checkpoint))
         elif not self.snapshots.copied(snapshot_id, slot.index):
             self.progress.effects.append(ReleaseImage(snapshot_id=snapshot_id))
         self.progress.pump(now_ms)
+
+    def report_checkpoint(
+        self, slot: ShardSlot, report: PartReport, now_ms: int
+    ) -> None:
+        """A shard has written its part of a checkpoint, or says why not."""
+        slot.heard_ms = now_ms
+        checkpoint = self.checkpoints.of(report.snapshot_id)
+        if checkpoint is None or checkpoint.is_committing:
+            return
+        if report.failure:
+            self.fail_checkpoint(
+                checkpoint.snapshot_id, f"shard {slot.index}: {report.failure}", now_ms
+            )
+        elif report.part is not None and self.checkpoints.written(
+            slot.index, report.part, is_finite=report.is_finite
+        ):
+            self.progress.effects.append(CommitCheckpoint(checkpoint=checkpoint))
 
     # Workers
 
@@ -493,6 +521,54 @@ class CoordinatorCore:
         )
         self.progress.pump(now_ms)
         return wanted
+
+    def want_checkpoint(self, now_ms: int) -> int:
+        """Somebody wants a checkpoint that is cut after this call.
+
+        Returns:
+            The value of `checkpoints.answered` from which on it is there, or has
+            failed.
+
+        Raises:
+            Refusal: `UNSUPPORTED`, `NOT_STARTED` or `SHARD_LOST`; no state changed.
+        """
+        self.progress.check_alive()
+        if self.checkpoints.settings is None:
+            raise Refusal(
+                ErrorReason.UNSUPPORTED,
+                "this job makes no checkpoints",
+                cure="start its coordinator with --checkpoint-dir",
+            )
+        if self.record is None:
+            raise Refusal(
+                ErrorReason.NOT_STARTED,
+                f"there are no values yet: the job waits for {self.waiting_for()}",
+            )
+        wanted = self.checkpoints.want()
+        self.progress.pump(now_ms)
+        return wanted
+
+    def checkpoint_named(self, snapshot_id: int, place: CheckpointPlace) -> None:
+        """A checkpoint that all shards have copied has a name, and can be written."""
+        checkpoint = self.checkpoints.of(snapshot_id)
+        if checkpoint is not None:
+            checkpoint.place = place
+            self.progress.effects.append(
+                WriteCheckpoint(snapshot_id=snapshot_id, place=place)
+            )
+
+    def checkpoint_committed(self, snapshot_id: int, now_ms: int) -> None:
+        """The manifest of a checkpoint is durable."""
+        checkpoint = self.checkpoints.of(snapshot_id)
+        assert checkpoint is not None, "one that is being committed is not given up"
+        self.checkpoints.committed(checkpoint, now_ms)
+        self.progress.pump(now_ms)
+
+    def fail_checkpoint(self, snapshot_id: int, reason: str, now_ms: int) -> None:
+        """A checkpoint can't be completed."""
+        if self.checkpoints.of(snapshot_id) is not None:
+            self.progress.fail_checkpoint(reason, now_ms)
+            self.progress.pump(now_ms)
 
     def release_snapshot(self, snapshot_id: int, pin_id: int, now_ms: int) -> None:
         """A reader is done with a snapshot; the next cut need not wait for it."""

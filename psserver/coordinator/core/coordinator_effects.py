@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from psserver.coordinator.core.checkpoints import PendingCheckpoint
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import Enrolments
 from psserver.coordinator.core.fence import ActiveFence
@@ -112,6 +113,13 @@ class DecideCut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NameCheckpoint:
+    """Find a name for a checkpoint that all shards have copied."""
+
+    checkpoint: PendingCheckpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteCheckpoint:
     """Have every shard write what it has copied at a cut.
 
@@ -125,8 +133,22 @@ class WriteCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommitCheckpoint:
+    """Write the manifest of a checkpoint whose parts are all there."""
+
+    checkpoint: PendingCheckpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    """Say in the log why a checkpoint has come to nothing."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseImage:
-    """Have every shard free an image."""
+    """Have every shard free an image, and end the writing of it."""
 
     snapshot_id: int
 
@@ -174,7 +196,10 @@ CoordinatorEffect = (
     | Abort
     | OrderSeed
     | DecideCut
+    | NameCheckpoint
     | WriteCheckpoint
+    | CommitCheckpoint
+    | CheckpointFailed
     | ReleaseImage
     | EndJob
     | ReturnToCheckpoint

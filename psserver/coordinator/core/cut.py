@@ -56,6 +56,22 @@ def open_pushes(
     return tuple(found)
 
 
+def is_premature(cut: Cut, record: Record, reports: Collection[FenceReport]) -> bool:
+    """Whether the data ledger as of now is ahead of the cut, or behind it.
+
+    In BSP it has settled what a departed worker has pushed for clocks beyond the cut.
+    In SSP and ASP a clock that BSP owned before is in the cut, be it that a worker
+    pushes for it, and is leased the data, only later.
+    """
+    if record.mode.rules.is_clocked:
+        return any(
+            end.last_clock > max(cut.clock, end.member.base_clock)
+            for end in record.departures
+        )
+    lasts = {m.worker: last_sequence(m, tuple(reports)) for m in record.members}
+    return any(sequence > lasts[worker] for worker, sequence in cut.sequences)
+
+
 def _cut_at_clock(record: Record, reports: Collection[FenceReport]) -> Cut:
     """In BSP one clock, of which some shard may have applied or committed."""
     commit = begun_commit(record, reports)

@@ -6,10 +6,12 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from psserver.coordinator.core.checkpoints import Checkpoints, PendingCheckpoint
 from psserver.coordinator.core.clip_commit import orphaned_clock
 from psserver.coordinator.core.coordinator_effects import (
     Abort,
     Announce,
+    CheckpointFailed,
     CoordinatorEffect,
     DecideCut,
     EndJob,
@@ -19,7 +21,13 @@ from psserver.coordinator.core.coordinator_effects import (
     ReleaseImage,
     ReturnToCheckpoint,
 )
-from psserver.coordinator.core.cut import Cut, WorkerSequence, cut_after, open_pushes
+from psserver.coordinator.core.cut import (
+    Cut,
+    WorkerSequence,
+    cut_after,
+    is_premature,
+    open_pushes,
+)
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import DataLedger
 from psserver.coordinator.core.fence import (
@@ -42,11 +50,17 @@ from psserver.coordinator.core.membership_change import (
 from psserver.coordinator.core.mode_change import is_settled, mode_record, target_of
 from psserver.coordinator.core.roster import Roster, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardMap, ShardSlot
-from psserver.coordinator.core.snapshots import SnapshotList
+from psserver.coordinator.core.snapshots import SnapshotEntry, SnapshotList
 from psserver.coordinator.core.start_point import SavedJob, StartPoint
 from psserver.coordinator.core.state_writes import StateWrites
 from psserver.edge.coordinator_settings import CoordinatorSettings
-from pswire.membership import FenceKind, Record, StepAtomicity, WorkerState
+from pswire.membership import (
+    CutPurpose,
+    FenceKind,
+    Record,
+    StepAtomicity,
+    WorkerState,
+)
 from pswire.reasons import ErrorReason, Refusal
 
 MODE_RETRY_MS = 50
@@ -65,7 +79,8 @@ class JobProgress:
         shards: The shard map.
         roster: All workers.
         ledger: Data of all epochs.
-        snapshots: Cuts and their images.
+        snapshots: Cuts for readers, and their images.
+        checkpoints: When one is made, and the one in the making.
         fences: The open fence, and the numbers of all.
         model: What the job trains.
         writes: The change that is being written, and whether the disk takes any.
@@ -90,6 +105,7 @@ class JobProgress:
             pin_ttl_ms=settings.pin_ttl_ms,
             first_id=start_count * NUMBERS_PER_START + 1,
         )
+        self.checkpoints = Checkpoints(settings.checkpoints, settings.shard_count)
         self.fences = FenceSeries(start_count)
         self.model = JobModel()
         self.writes = StateWrites()
@@ -172,11 +188,11 @@ class JobProgress:
         change = self._wanted_change(self.record)
         is_orphan_due = bool(self._orphan_clock) and now_ms >= self._orphan_due_ms
         if change or is_orphan_due:
-            self._have_cut_give_way("a change of membership")
+            self._have_cut_give_way("a change of membership", now_ms)
             fence = self.fences.begin(FenceKind.MEMBERSHIP, now_ms, change=change)
             self._prepare(fence)
         elif self._is_mode_due(self.record, now_ms):
-            self._have_cut_give_way("a change of mode")
+            self._have_cut_give_way("a change of mode", now_ms)
             target = self.wanted_mode
             self._prepare(self.fences.begin(FenceKind.MODE, now_ms, target=target))
         else:
@@ -213,7 +229,7 @@ class JobProgress:
         fence = self.fences.end()
         self.effects.append(Abort(fence_number=fence.number, reason=reason))
         if fence.kind is FenceKind.CUT:
-            self.fail_cut(reason)
+            self.fail_cut(reason, now_ms)
         self.pump(now_ms)
 
     def end_overdue(self, now_ms: int) -> None:
@@ -226,15 +242,17 @@ class JobProgress:
             silent = fence.silent_shards(self.settings.shard_count)
             names = ", ".join(f"shard {index}" for index in silent)
             self.abort(f"no report from {names}", now_ms)
-        pending = self.snapshots.pending
+        pending = self.decided_cut
         if (
             pending is not None
             and now_ms - pending.decided_ms >= self.settings.cut_timeout_ms
         ):
-            self.fail_cut("the clock of the cut was not complete in time")
+            self.fail_cut("the clock of the cut was not complete in time", now_ms)
         elif pending is not None and (lost := self._stuck_of(pending.open_pushes)):
             self._stuck_pushes = frozenset(lost)
-            self._fail_stuck_cut(lost)
+            self._fail_stuck_cut(lost, now_ms)
+        if self.checkpoints.is_overdue(now_ms):
+            self.fail_checkpoint("it was not written in time", now_ms)
 
     def withdraw(self, entry: WorkerEntry, now_ms: int) -> None:
         """Ends a worker that is no member."""
@@ -255,6 +273,8 @@ class JobProgress:
         epochs = saved.copied_epochs()
         if self.fences.open is not None:
             self.fences.end()  # no shard goes on in it
+        if self.checkpoints.is_unwritten:
+            self.fail_checkpoint("its shards were lost", now_ms)
 
         def begin() -> None:
             self.record, self.start_point = None, point
@@ -286,11 +306,24 @@ class JobProgress:
             then=begin,
         )
 
-    def fail_cut(self, reason: str) -> None:
+    @property
+    def decided_cut(self) -> SnapshotEntry | PendingCheckpoint | None:
+        """The cut that some shard has still to copy: of all purposes, one at most."""
+        return self.snapshots.pending or self.checkpoints.copying
+
+    def fail_cut(self, reason: str, now_ms: int) -> None:
         """Gives a cut up, and frees its images."""
+        if self.checkpoints.is_in_cut:
+            self.fail_checkpoint(reason, now_ms)
+            return
         snapshot_id = self.snapshots.fail(reason)
         if snapshot_id is not None:
             self.effects.append(ReleaseImage(snapshot_id=snapshot_id))
+
+    def fail_checkpoint(self, reason: str, now_ms: int) -> None:
+        """Gives the checkpoint up that is being made."""
+        self._release_copies(self.checkpoints.fail(reason, now_ms))
+        self.effects.append(CheckpointFailed(reason=reason))
 
     def free_images(self, now_ms: int) -> None:
         """Frees images that nobody reads any more."""
@@ -325,9 +358,16 @@ class JobProgress:
         )
 
     def _cut_if_wanted(self, now_ms: int) -> None:
-        if self.snapshots.is_wanted and self.snapshots.has_room():
+        if self.decided_cut is not None:
+            return
+        if self.checkpoints.is_due(self.shards.version, now_ms):
+            # First: readers ask all the time, and checkpoints are few.
+            self.checkpoints.begin()
+        elif self.snapshots.is_wanted and self.snapshots.has_room():
             self.snapshots.begin()
-            self._prepare(self.fences.begin(FenceKind.CUT, now_ms))
+        else:
+            return
+        self._prepare(self.fences.begin(FenceKind.CUT, now_ms))
 
     def _start_if_complete(self, now_ms: int) -> None:
         joining = [
@@ -359,24 +399,36 @@ class JobProgress:
             is_cut_stuck=self._is_cut_stuck,
         )
 
-    def _fail_stuck_cut(self, pushes: Iterable[WorkerSequence]) -> None:
+    def _fail_stuck_cut(self, pushes: Iterable[WorkerSequence], now_ms: int) -> None:
         """A cut waits for pushes that nobody will send, and is given up.
 
-        If nobody lives who would, it is made again without them.
+        If nobody lives who would, that of a reader is made again without them. One for
+        a checkpoint, which nobody waits for, costs no worker its place.
         """
         assert self.record is not None
-        self.fail_cut(_stuck_text(pushes))
+        is_of_reader = not self.checkpoints.is_in_cut
+        self.fail_cut(_stuck_text(pushes), now_ms)
+        if not is_of_reader:
+            return
         self._is_cut_stuck = is_deserted(self.roster, self.record)
         self.snapshots.is_wanted |= self._is_cut_stuck
 
     def _prepare(self, fence: ActiveFence) -> None:
         self.effects.append(Prepare.of(fence))
 
-    def _have_cut_give_way(self, to_what: str) -> None:
+    def _have_cut_give_way(self, to_what: str, now_ms: int) -> None:
         """A cut that is being made ends, and is wanted again."""
-        if self.snapshots.pending is not None:
-            self.fail_cut(f"it gave way to {to_what}")
+        if self.checkpoints.copying is not None:
+            self._release_copies(self.checkpoints.give_way())
+        elif self.snapshots.pending is not None:
+            self.fail_cut(f"it gave way to {to_what}", now_ms)
             self.snapshots.is_wanted = True
+
+    def _release_copies(self, snapshot_id: int | None) -> None:
+        """Frees what shards have copied, or will, for a checkpoint given up."""
+        if snapshot_id is not None:
+            self.snapshots.released.append(snapshot_id)
+            self.effects.append(ReleaseImage(snapshot_id=snapshot_id))
 
     def _is_mode_due(self, record: Record, now_ms: int) -> bool:
         """Whether a mode fence is to be opened now."""
@@ -389,7 +441,7 @@ class JobProgress:
             return True
         # Tried before: a cut that has begun in between is left its time, or readers
         # would get none for as long as the shards are not settled.
-        return now_ms >= self._mode_due_ms and self.snapshots.pending is None
+        return now_ms >= self._mode_due_ms and self.decided_cut is None
 
     def _undecidable(self, fence: ActiveFence, now_ms: int) -> str:
         """Why a fence whose reports are all in can't be decided; empty if it can."""
@@ -417,6 +469,8 @@ class JobProgress:
             self._follow(record, now_ms)
             self.record = record
             self._is_cut_stuck = self.is_resumed = False
+            if not record.members and not record.workers_floor:
+                self.checkpoints.want()  # all have left: the last one of the job
             self._note_orphan(fence, record, now_ms)
             self.effects.append(Announce(record=record))
 
@@ -506,6 +560,9 @@ class JobProgress:
     def _decide_cut(self, fence: ActiveFence, now_ms: int) -> None:
         assert self.record is not None
         cut = cut_after(self.record, fence.reports.values())
+        if self.checkpoints.is_cutting:
+            self._decide_checkpoint(fence, cut, now_ms)
+            return
         generation = self.record.generation
         if self.snapshots.is_newest(cut):
             self.snapshots.still_newest(generation)
@@ -517,7 +574,7 @@ class JobProgress:
         if stuck:
             reason = _stuck_text(stuck)
             self.effects.append(Abort(fence_number=fence.number, reason=reason))
-            self._fail_stuck_cut(stuck)
+            self._fail_stuck_cut(stuck, now_ms)
             return
         if not self.snapshots.has_room():
             # Somebody has begun to read the one that was to make room.
@@ -538,6 +595,50 @@ class JobProgress:
                 snapshot_id=entry.snapshot_id,
                 clock=cut.clock,
                 sequences=cut.sequences,
+            )
+        )
+
+    def _decide_checkpoint(self, fence: ActiveFence, cut: Cut, now_ms: int) -> None:
+        """Decides a cut for a checkpoint, with all that the coordinator adds to it.
+
+        Shards are frozen, and nobody has been told of anything beyond the cut: the
+        ledger is what it is to be but for pushes that nobody has reported yet.
+        """
+        assert self.record is not None
+        assert self.model.terms is not None, "a job that has started has a model"
+        lacking, stuck = self._open_pushes(cut, fence)
+        reason = ""
+        if self.checkpoints.is_newest(cut):
+            reason = "nothing changed"
+            self.checkpoints.still_newest(now_ms)
+        elif stuck:
+            reason = _stuck_text(stuck)
+            self._fail_stuck_cut(stuck, now_ms)
+        elif is_premature(cut, self.record, fence.reports.values()):
+            reason = "pushes that are not in the cut count already"
+            if self.checkpoints.postpone(now_ms) >= self.settings.cut_timeout_ms:
+                self.fail_checkpoint(reason, now_ms)
+        if reason:
+            self.effects.append(Abort(fence_number=fence.number, reason=reason))
+            return
+        pending = PendingCheckpoint(
+            snapshot_id=self.snapshots.take_id(),
+            cut=cut,
+            record=self.record,
+            terms=self.model.terms,
+            ledger=self.ledger.copy(),
+            incarnations=dict(self.roster.incarnations),
+            open_pushes=lacking,
+            decided_ms=now_ms,
+        )
+        self.checkpoints.decide(pending)
+        self.effects.append(
+            DecideCut(
+                fence_number=fence.number,
+                snapshot_id=pending.snapshot_id,
+                clock=cut.clock,
+                sequences=cut.sequences,
+                purpose=CutPurpose.CHECKPOINT,
             )
         )
 

@@ -247,6 +247,11 @@ class ShardMap:
         """Clock of a member that every shard has completed, as they last reported."""
         return min(slot.standing.clock_of(member) for slot in self.slots)
 
+    @property
+    def version(self) -> int:
+        """Version that every shard has reached, as they last reported."""
+        return min(slot.standing.version for slot in self.slots)
+
     def lost(self, now_ms: int, grace_ms: int) -> list[ShardSlot]:
         """Places whose process has been away for too long."""
         return [

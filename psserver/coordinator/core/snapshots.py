@@ -102,7 +102,7 @@ class SnapshotList:
     ) -> SnapshotEntry:
         """Names a cut; its images are being copied."""
         entry = SnapshotEntry(
-            self._next_id,
+            self.take_id(),
             cut.version,
             cut.clock,
             generation,
@@ -110,9 +110,13 @@ class SnapshotList:
             open_pushes=open_pushes,
             decided_ms=now_ms,
         )
-        self._next_id += 1
         self.pending = entry
         return entry
+
+    def take_id(self) -> int:
+        """The name of another cut."""
+        self._next_id += 1
+        return self._next_id - 1
 
     def is_newest(self, cut: Cut) -> bool:
         """Whether the newest snapshot has all that this cut would have.

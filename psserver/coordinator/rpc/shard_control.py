@@ -11,7 +11,7 @@ from psserver.coordinator.core.shard_map import ShardStanding
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
 from psserver.coordinator.rpc.watch_codec import shard_event, view_events
-from psserver.edge.cut_codec import read_cut_report
+from psserver.edge.cut_codec import read_cut_report, read_part_report
 from psserver.edge.decoding import check_protocol, worker_key
 from psserver.edge.fence_codec import read_fence_report
 from psserver.edge.guard import Context, Methods, answered, streamed
@@ -107,7 +107,9 @@ class ShardControl:
     async def report_checkpoint(
         self, request: messages.ReportCheckpointRequest, context: Context
     ) -> messages.ReportCheckpointResponse:
-        self._callers.slot(request)
+        slot = self._callers.slot(request)
+        self._host.core.report_checkpoint(slot, read_part_report(request), now_ms())
+        self._host.pump()
         return messages.ReportCheckpointResponse()
 
     async def report_progress(

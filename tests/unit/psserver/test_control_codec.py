@@ -8,10 +8,17 @@ from psserver.coordinator.core.coordinator_effects import (
     WriteCheckpoint,
 )
 from psserver.coordinator.rpc.watch_codec import shard_event
-from psserver.edge.cut_codec import cut_request, read_cut_report, read_place
-from psserver.edge.cut_report import CutReport
+from psserver.edge.cut_codec import (
+    cut_request,
+    part_request,
+    read_cut_report,
+    read_part_report,
+    read_place,
+)
+from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_codec import fence_request, read_fence_report
 from psserver.edge.fence_report import FenceReport, WorkerHolding
+from pswire.checkpoint.manifest import FilePart
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_settings import JobSettings
 from pswire.leased_data import DataRange
@@ -221,3 +228,25 @@ def test_a_shard_is_sent_where_it_writes_a_checkpoint() -> None:
     assert event is not None
     assert event.write.snapshot_id == 7
     assert read_place(event.write.place) == place
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        PartReport(7, FilePart("part", 100, "a" * 64)),
+        PartReport(7, FilePart("part", 100, "a" * 64), is_finite=False),
+        PartReport(7, failure="No space left on device"),
+    ],
+)
+def test_a_part_of_a_checkpoint_is_read_as_it_was_written(report: PartReport) -> None:
+    request = part_request(report, job_id="job", shard_index=1, incarnation=2)
+
+    assert read_part_report(request) == report
+    assert (request.job_id, request.shard_index, request.incarnation) == ("job", 1, 2)
+
+
+def test_a_part_that_is_neither_written_nor_failed_is_refused() -> None:
+    with pytest.raises(Refusal) as refused:
+        read_part_report(messages.ReportCheckpointRequest(snapshot_id=7))
+
+    assert refused.value.reason is ErrorReason.MALFORMED_MESSAGE

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger, check_origin
-from psserver.edge.fence_report import FenceReport
+from psserver.edge.fence_report import FenceReport, WorkerHolding
 from pswire.leased_data import DataRange, DataReport, EpochShape, Origin
 from pswire.membership import ClockChoice, Departure, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
@@ -120,6 +120,15 @@ class DataLedger:
             )
         self.enroll(worker, (loader,))
         return ledger
+
+    def copy(self) -> "DataLedger":
+        """The same state, which does not change with this one."""
+        copied = DataLedger(self._job_seed)
+        copied._epochs = {key: each.copy() for key, each in self._epochs.items()}
+        copied._participants = {
+            loader: set(workers) for loader, workers in self._participants.items()
+        }
+        return copied
 
     def memento(self, epochs: Iterable[EpochLedger]) -> "LedgerMemento":
         """The ledger as it is now, to be put back.
@@ -280,6 +289,32 @@ class DataLedger:
             for ledger in self._epochs.values():
                 ledger.inherit(worker, heir)
         self.retire(worker)
+
+    def settle_cut(
+        self,
+        sequences: Iterable[tuple[WorkerKey, int]],
+        copies: Collection[Collection[WorkerHolding]],
+    ) -> None:
+        """Accounts for the pushes of members that are in a cut.
+
+        Their data is consumed, whatever the workers had reported. All that members hold
+        besides stays theirs: it is behind pushes after the cut, or behind none.
+
+        Args:
+            sequences: Of each member, its last push that is in the cut.
+            copies: What each shard's copy has of each member.
+        """
+        lasts = dict(sequences)
+        pushed = {
+            (holding.worker, *pair)
+            for copy in copies
+            for holding in copy
+            for pair in holding.ranges
+        }
+        for worker, sequence, piece in sorted(pushed):
+            if sequence <= lasts.get(worker, 0):
+                for ledger, _ in self._known((piece,)):
+                    ledger.consume(worker, (piece,))
 
     def retire(self, worker: WorkerKey) -> None:
         """The worker has ended: what it held and did not report is dealt again."""

@@ -1,0 +1,381 @@
+"""When a checkpoint is made, what is in it, and what ends one that is being made."""
+
+from dataclasses import replace
+
+import pytest
+
+from psserver.coordinator.core.checkpoints import POSTPONED_MS, RETRY_MS
+from psserver.coordinator.core.coordinator_effects import (
+    Abort,
+    CheckpointFailed,
+    CommitCheckpoint,
+    DecideCut,
+    NameCheckpoint,
+    ReleaseImage,
+    WriteCheckpoint,
+)
+from psserver.coordinator.core.shard_map import ShardStanding
+from psserver.edge.checkpoint_interval import CheckpointInterval
+from psserver.edge.coordinator_settings import CheckpointSettings, CoordinatorSettings
+from psserver.edge.cut_report import CutReport, PartReport
+from pswire.checkpoint.manifest import FilePart
+from pswire.checkpoint.place import CheckpointPlace
+from pswire.membership import CutPurpose, FenceKind, Mode
+from pswire.reasons import ErrorReason, Refusal
+from tests.doubles.core_values import departure, key
+from tests.doubles.driven_coordinator import DrivenCoordinator
+
+PLACE = CheckpointPlace("/checkpoints", "step-000000000006")
+PART = FilePart("part", 100, "0" * 64)
+
+SETTINGS = CoordinatorSettings(
+    job_id="job",
+    shard_count=2,
+    checkpoints=CheckpointSettings(
+        url=PLACE.url, interval=CheckpointInterval(duration_ms=60_000)
+    ),
+)
+
+
+def running(*names: str, settings: CoordinatorSettings = SETTINGS) -> DrivenCoordinator:
+    return DrivenCoordinator.running(*(names or ("a", "b")), settings=settings)
+
+
+def by_steps(step_count: int) -> CoordinatorSettings:
+    interval = CheckpointInterval(step_count=step_count)
+    checkpoints = CheckpointSettings(url=PLACE.url, interval=interval)
+    return replace(SETTINGS, checkpoints=checkpoints)
+
+
+def reach(job: DrivenCoordinator, version: int) -> None:
+    """All shards report that their values have this version."""
+    for slot in job.core.shards.slots:
+        slot.standing = ShardStanding(heard_ms=job.now_ms, version=version)
+    job.pass_time(1)
+
+
+def want(job: DrivenCoordinator) -> int:
+    return job.core.want_checkpoint(job.now_ms)
+
+
+def decide(job: DrivenCoordinator, *, applied: int = 3) -> DecideCut:
+    job.report_all(applied=applied)
+    return job.of(DecideCut)[-1]
+
+
+def write(job: DrivenCoordinator, snapshot_id: int, *, but: int = 0) -> None:
+    """The checkpoint gets its name, and all shards but some have written."""
+    job.core.checkpoint_named(snapshot_id, PLACE)
+    for slot in job.core.shards.slots[: len(job.core.shards.slots) - but]:
+        job.core.report_checkpoint(slot, PartReport(snapshot_id, PART), job.now_ms)
+
+
+def make(job: DrivenCoordinator, *, applied: int = 3) -> None:
+    """A checkpoint from the wish to its manifest."""
+    want(job)
+    snapshot_id = decide(job, applied=applied).snapshot_id
+    job.copy_all(snapshot_id)
+    write(job, snapshot_id)
+    job.core.checkpoint_committed(snapshot_id, job.now_ms)
+
+
+# When
+
+
+def test_one_is_due_after_so_much_time_if_there_are_steps_since() -> None:
+    job = running()
+    job.pass_time(60_000)
+    assert job.fence_kinds() == []
+    reach(job, 1)
+    assert job.fence_kinds() == [FenceKind.CUT]
+
+
+def test_one_is_due_after_so_many_steps_on_every_shard() -> None:
+    job = running(settings=by_steps(10))
+    reach(job, 9)
+    job.core.shards.slots[0].standing = ShardStanding(version=20)
+    job.pass_time(3_600_000)
+    assert job.fence_kinds() == []
+    reach(job, 10)
+    assert job.fence_kinds() == [FenceKind.CUT]
+
+
+def test_the_next_one_is_due_so_long_after_the_cut_of_the_last() -> None:
+    job = running()
+    make(job)
+    job.forget()
+    reach(job, 7)
+    job.pass_time(59_000)
+    assert job.fence_kinds() == []
+    job.pass_time(1_000)
+    assert job.fence_kinds() == [FenceKind.CUT]
+
+
+def test_a_job_without_a_folder_makes_none() -> None:
+    job = running(settings=replace(SETTINGS, checkpoints=None))
+    reach(job, 1_000_000)
+    job.pass_time(3_600_000)
+    assert job.fence_kinds() == []
+    with pytest.raises(Refusal, match="makes no checkpoints") as caught:
+        want(job)
+    assert caught.value.reason is ErrorReason.UNSUPPORTED
+    assert "--checkpoint-dir" in caught.value.cure
+
+
+def test_before_the_start_there_is_nothing_to_save() -> None:
+    with pytest.raises(Refusal, match="no values yet") as caught:
+        want(DrivenCoordinator(settings=SETTINGS))
+    assert caught.value.reason is ErrorReason.NOT_STARTED
+
+
+def test_wishes_share_one_and_those_that_come_during_it_the_next() -> None:
+    job = running()
+    first, second = want(job), want(job)
+    decided = decide(job)
+    third, fourth = want(job), want(job)
+    job.copy_all(decided.snapshot_id)
+    write(job, decided.snapshot_id)
+    assert job.fence_kinds() == [FenceKind.CUT]
+    assert job.core.checkpoints.answered < first
+    job.core.checkpoint_committed(decided.snapshot_id, job.now_ms)
+
+    # The second was asked for while the fence of the first was open.
+    assert first <= job.core.checkpoints.answered < second
+    assert job.fence_kinds() == [FenceKind.CUT] * 2
+    job.report_all(applied=3)
+    assert job.of(Abort)[-1].reason == "nothing changed"
+    assert job.core.checkpoints.answered == fourth > third
+    assert job.core.checkpoints.failure == ""
+
+
+def test_the_last_worker_that_leaves_has_one_made() -> None:
+    job = running("a")
+    job.leave(job.core.roster.entry(key("a")), 3)
+    job.report_all(applied=3)
+    assert job.fence_kinds() == [FenceKind.MEMBERSHIP, FenceKind.CUT]
+    decided = decide(job)
+    assert decided.purpose is CutPurpose.CHECKPOINT
+
+
+def test_a_checkpoint_comes_before_readers_and_keeps_them_from_nothing() -> None:
+    job = running()
+    job.core.fence or want(job)
+    job.core.want_cut(job.now_ms)
+    decided = decide(job)
+    assert decided.purpose is CutPurpose.CHECKPOINT
+    assert job.fence_kinds() == [FenceKind.CUT], "one cut is copied at a time"
+    job.copy_all(decided.snapshot_id)
+
+    assert job.fence_kinds() == [FenceKind.CUT] * 2, "the reader's, while shards write"
+    reader = decide(job)
+    assert reader.purpose is CutPurpose.SNAPSHOT
+    assert reader.snapshot_id > decided.snapshot_id
+    job.copy_all(reader.snapshot_id)
+    newest = job.core.snapshots.newest
+    assert newest is not None
+    assert newest.snapshot_id == reader.snapshot_id
+
+
+# What is in it
+
+
+def test_it_is_named_when_all_have_copied_and_written_then() -> None:
+    job = running()
+    want(job)
+    snapshot_id = decide(job).snapshot_id
+    job.core.report_cut(job.core.shards.slots[0], CutReport(snapshot_id), job.now_ms)
+    assert job.of(NameCheckpoint) == []
+    job.copy_all(snapshot_id)
+    assert len(job.of(NameCheckpoint)) == 1
+    write(job, snapshot_id, but=1)
+    assert job.of(WriteCheckpoint) == [
+        WriteCheckpoint(snapshot_id=snapshot_id, place=PLACE)
+    ]
+
+
+def test_it_is_committed_when_every_shard_has_written_and_not_before() -> None:
+    job = running()
+    want(job)
+    snapshot_id = decide(job).snapshot_id
+    job.copy_all(snapshot_id)
+    write(job, snapshot_id, but=1)
+    slots = job.core.shards.slots
+    job.core.report_checkpoint(slots[0], PartReport(snapshot_id, PART), job.now_ms)
+    assert job.of(CommitCheckpoint) == []
+
+    last = PartReport(snapshot_id, PART, is_finite=False)
+    job.core.report_checkpoint(slots[1], last, job.now_ms)
+    job.core.report_checkpoint(slots[1], last, job.now_ms)
+
+    (commit,) = job.of(CommitCheckpoint)
+    assert commit.checkpoint.parts == {0: PART, 1: PART}
+    assert not commit.checkpoint.is_finite
+    assert job.core.checkpoints.newest is None
+    job.core.checkpoint_committed(snapshot_id, job.now_ms)
+    newest = job.core.checkpoints.newest
+    assert newest is not None
+    assert (newest.name, newest.version, newest.clock) == (PLACE.name, 6, 3)
+    assert newest.byte_count == 200
+
+
+def test_the_record_and_the_ledger_are_those_of_the_cut() -> None:
+    job = running()
+    want(job)
+    decide(job)
+    pending = job.core.checkpoints.pending
+    assert pending is not None
+    assert pending.record is job.core.record
+    assert pending.ledger is not job.core.ledger
+    job.copy_all(pending.snapshot_id)
+    write(job, pending.snapshot_id)
+    job.add_worker("c")
+    job.report_all(applied=4)
+
+    assert job.core.record is not pending.record, "shards write while members change"
+    assert job.core.checkpoints.pending is pending
+
+
+@pytest.mark.parametrize("mode", [Mode.BSP, Mode.ASP])
+def test_a_cut_that_the_ledger_is_ahead_of_is_tried_again(mode: Mode) -> None:
+    """Of a worker that is gone something counts, and has not been applied yet."""
+    job = running("a", "b", settings=replace(SETTINGS, mode=mode))
+    record = job.record
+    if mode is Mode.BSP:
+        ended = departure("c", last_clock=4, evicted=True)
+        job.core.progress.record = replace(record, departures=(ended,))
+    else:
+        # Clock 4 is of BSP, and nobody has pushed for it yet.
+        job.core.progress.record = replace(record, mode_clock=4)
+    wanted = want(job)
+    job.report_all(applied=3)
+    assert job.of(DecideCut) == []
+    job.pass_time(POSTPONED_MS)
+    job.report_all(applied=4)
+
+    assert len(job.of(DecideCut)) == 1
+    assert job.core.checkpoints.answered < wanted
+    assert job.core.checkpoints.failure == ""
+
+
+def test_one_that_can_not_be_decided_for_long_fails() -> None:
+    job = running()
+    ended = departure("c", last_clock=4, evicted=True)
+    job.core.progress.record = replace(job.record, departures=(ended,))
+    wanted = want(job)
+    while job.core.checkpoints.answered < wanted:
+        job.report_all(applied=3)
+        job.pass_time(POSTPONED_MS)
+    assert job.now_ms <= SETTINGS.cut_timeout_ms + POSTPONED_MS
+    assert "count already" in job.core.checkpoints.failure
+
+
+# What ends it
+
+
+def test_one_that_is_copied_gives_way_to_membership_and_is_made_after_it() -> None:
+    job = running()
+    wanted = want(job)
+    first = decide(job)
+    job.add_worker("c")
+    assert [each.snapshot_id for each in job.of(ReleaseImage)] == [first.snapshot_id]
+    assert job.core.checkpoints.answered < wanted
+    job.report_all(applied=3)
+    assert job.fence_kinds() == [FenceKind.CUT, FenceKind.MEMBERSHIP, FenceKind.CUT]
+    second = decide(job)
+    assert second.purpose is CutPurpose.CHECKPOINT
+    assert second.snapshot_id > first.snapshot_id
+
+
+def test_a_shard_that_is_late_with_what_was_given_up_is_told_to_free_it() -> None:
+    job = running()
+    want(job)
+    first = decide(job)
+    job.add_worker("c")
+    job.forget()
+    slot = job.core.shards.slots[0]
+    job.core.report_cut(slot, CutReport(first.snapshot_id), job.now_ms)
+    job.core.report_checkpoint(slot, PartReport(first.snapshot_id, PART), job.now_ms)
+    assert [each.snapshot_id for each in job.of(ReleaseImage)] == [first.snapshot_id]
+    assert job.of(CommitCheckpoint) == []
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_shard_that_fails_ends_it_and_another_is_tried_later(is_copied: bool) -> None:
+    job = running()
+    wanted = want(job)
+    snapshot_id = decide(job).snapshot_id
+    slot = job.core.shards.slots[1]
+    if is_copied:
+        job.copy_all(snapshot_id)
+        write(job, snapshot_id, but=1)
+        failed = PartReport(snapshot_id, failure="No space left on device")
+        job.core.report_checkpoint(slot, failed, job.now_ms)
+    else:
+        failed_copy = CutReport(snapshot_id, "No space left on device")
+        job.core.report_cut(slot, failed_copy, job.now_ms)
+
+    assert job.core.checkpoints.failure == "shard 1: No space left on device"
+    assert job.core.checkpoints.answered == wanted
+    assert [each.snapshot_id for each in job.of(ReleaseImage)] == [snapshot_id]
+    assert len(job.of(CheckpointFailed)) == 1
+    job.pass_time(RETRY_MS - 1)
+    assert job.fence_kinds() == [FenceKind.CUT]
+    job.pass_time(1)
+    assert job.fence_kinds() == [FenceKind.CUT] * 2
+
+
+def test_a_manifest_that_can_not_be_written_ends_it() -> None:
+    job = running()
+    want(job)
+    snapshot_id = decide(job).snapshot_id
+    job.copy_all(snapshot_id)
+    write(job, snapshot_id)
+    job.core.fail_checkpoint(snapshot_id, "Read-only file system", job.now_ms)
+    job.core.fail_checkpoint(snapshot_id, "again", job.now_ms)
+    assert job.core.checkpoints.failure == "Read-only file system"
+    assert job.core.checkpoints.newest is None
+
+
+def test_shards_that_write_for_too_long_are_given_up() -> None:
+    job = running()
+    want(job)
+    snapshot_id = decide(job).snapshot_id
+    job.copy_all(snapshot_id)
+    write(job, snapshot_id, but=1)
+    assert SETTINGS.checkpoints is not None
+    job.pass_time(SETTINGS.checkpoints.timeout_ms)
+    assert job.core.checkpoints.failure == "it was not written in time"
+    assert [each.snapshot_id for each in job.of(ReleaseImage)] == [snapshot_id]
+
+
+def test_one_that_is_being_committed_is_not_given_up() -> None:
+    job = running()
+    want(job)
+    snapshot_id = decide(job).snapshot_id
+    job.copy_all(snapshot_id)
+    write(job, snapshot_id)
+    assert SETTINGS.checkpoints is not None
+    job.pass_time(SETTINGS.checkpoints.timeout_ms)
+    job.core.checkpoint_committed(snapshot_id, job.now_ms)
+    assert job.core.checkpoints.newest is not None
+
+
+def test_a_broken_connection_ends_one_that_the_shard_may_not_have_heard_of() -> None:
+    job = running()
+    want(job)
+    decide(job)
+    job.break_shard(1)
+    assert "the connection to shard 1 broke" in job.core.checkpoints.failure
+
+
+def test_a_lost_worker_in_the_middle_of_a_push_loses_no_place_for_one() -> None:
+    settings = replace(SETTINGS, mode=Mode.ASP, workers_min=1)
+    job = running("a", settings=settings)
+    job.core.progress.record = replace(job.record, workers_floor=2)
+    job.lose(job.core.roster.entry(key("a")))
+    want(job)
+    job.report(0, applied=5)
+    job.report(1, applied=4, trailer=5)
+    assert "lost in the middle of a push" in job.core.checkpoints.failure
+    job.pass_time(100)
+    assert FenceKind.MEMBERSHIP not in job.fence_kinds()
