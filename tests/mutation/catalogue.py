@@ -1719,4 +1719,73 @@ BUGS = (
         ),
         tests=("tests/unit/pswire/test_membership.py::test_how_far_values_may_lag",),
     ),
+    PlantedBug(
+        "master values of a checkpoint made from rounded ones",
+        (
+            Edit(
+                "psserver/shard/tensors/apply_engine.py",
+                "                master=self._masters.copy(chunk_index),\n",
+                "                master=None,\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/tensors/test_recut_images.py",),
+    ),
+    PlantedBug(
+        "step counts left out where a chunk is made of several",
+        (
+            Edit(
+                "psserver/shard/tensors/recut_images.py",
+                "{name: longest[name].item() for name in names if name in SCALARS}",
+                "{}",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/tensors/test_recut_images.py",),
+    ),
+    PlantedBug(
+        "state of a slice taken from where the chunk begins",
+        (
+            Edit(
+                "psserver/shard/tensors/recut_images.py",
+                "        start = run.start - self._starts[span.first]\n",
+                "        start = run.start\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/tensors/test_recut_images.py",),
+    ),
+    PlantedBug(
+        "the data of pushes left out of a checkpoint",
+        (
+            Edit(
+                f"{SHARD_CORE}/core_image.py",
+                "            ranges=tuple(window.ranges),\n",
+                "",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/core/test_core_image.py",),
+    ),
+    PlantedBug(
+        "a push that is staged counts as one of the cut",
+        (
+            Edit(
+                f"{SHARD_CORE}/core_image.py",
+                "            done_sequence=window.done_sequence,\n"
+                "            outcomes=",
+                "            done_sequence=window.trailer_sequence,\n"
+                "            outcomes=",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/core/test_core_image.py",),
+    ),
+    PlantedBug(
+        "a job that goes on counts its clocks from none",
+        (
+            Edit(
+                f"{SHARD_CORE}/clock_table.py",
+                "            self.applied_clock = record.mode_clock\n"
+                "        was_streamed",
+                "            self.applied_clock = 0\n        was_streamed",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/core/test_clock_table.py",),
+    ),
 )

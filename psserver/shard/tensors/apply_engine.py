@@ -8,13 +8,14 @@ since chunks are the unit of parallelism here: torch's own threads would compete
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from psserver.shard.core.effects import BufferAverage
 from psserver.shard.tensors.aggregate import Mean, finite_mean, is_finite, square_sum
 from psserver.shard.tensors.buffers import ShardBuffers
+from psserver.shard.tensors.chunk_image import ChunkImage, HeldState
 from psserver.shard.tensors.contribution import (
     ChunkRows,
     Contribution,
@@ -39,6 +40,7 @@ from pswire.optimizer_states import ChunkState, StateKey
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
+from pswire.torch_types import buffer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,21 @@ class AppliedChunk:
 
     presence: tuple[bool, ...]
     torn_worker_ids: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Seed:
+    """First values of all chunks, and what else there is of some.
+
+    Attributes:
+        vectors: The values.
+        masters: By chunk.
+        states: Of each optimizer, by chunk.
+    """
+
+    vectors: ShardVectors
+    masters: dict[int, torch.Tensor] = field(default_factory=dict)
+    states: dict[str, dict[int, HeldState]] = field(default_factory=dict)
 
 
 class ApplyEngine:
@@ -91,9 +108,9 @@ class ApplyEngine:
         self.declared = DeclaredOptimizers(terms.schema, terms.optimizers)
         self._delay = delay or DelayRules()
         self._locks = {chunk.index: threading.Lock() for chunk in self._chunks}
-        self._staging: ShardVectors | None = None
-        self._staged_states: dict[str, dict[int, ChunkState]] = {}
-        self._install(ShardVectors(placement, shard_index, memory), is_seeded=False)
+        self._seed: _Seed | None = None
+        vectors = ShardVectors(placement, shard_index, memory)
+        self._install(_Seed(vectors), is_seeded=False)
         self._encoder = ValuesEncoder(terms.compression, self.buffer_entries)
         self.sends_changes = self._encoder.sends_changes
 
@@ -384,8 +401,7 @@ class ApplyEngine:
 
     def begin_seed(self) -> None:
         """Makes room for first values, dropping any that are staged."""
-        self._staging = self.vectors.fresh()
-        self._staged_states = {}
+        self._seed = _Seed(self.vectors.fresh())
 
     def write_seed(self, chunk_index: int, data: memoryview) -> None:
         """Stages first values of a chunk.
@@ -393,22 +409,64 @@ class ApplyEngine:
         Raises:
             Refusal: `CHUNK_INVALID`; nothing is written.
         """
-        self._staged().write(chunk_index, data)
+        self._staged().vectors.write(chunk_index, data)
 
     def write_seed_state(
         self, optimizer: str, states: Mapping[int, ChunkState]
     ) -> None:
         """Stages first state of an optimizer, checked by `check_state`."""
-        self._staged()
-        self._staged_states[self.declared.spec(optimizer).name] = dict(states)
+        name = self.declared.spec(optimizer).name
+        self._staged().states[name] = {
+            chunk_index: HeldState("", state) for chunk_index, state in states.items()
+        }
+
+    def write_seed_image(self, chunk_index: int, image: ChunkImage) -> None:
+        """Stages all that an image has of a chunk.
+
+        Args:
+            chunk_index: The chunk.
+            image: Of a chunk of this size and type; masters and state are kept.
+
+        Raises:
+            Refusal: As `check_state`; nothing is written.
+        """
+        for optimizer, held in image.states.items():
+            digest = held.spec_digest
+            self.check_state(optimizer, chunk_index, held.state, spec_digest=digest)
+        seed = self._staged()
+        seed.vectors.write(chunk_index, buffer_of(image.values))
+        if image.master is not None and any(self._optimizers.updatable(chunk_index)):
+            seed.masters[chunk_index] = image.master
+        for optimizer, held in image.states.items():
+            seed.states.setdefault(optimizer, {})[chunk_index] = held
 
     def commit_seed(self) -> None:
-        """Makes the staged values and state of optimizers current."""
-        self._install(self._staged(), is_seeded=True)
-        states, self._staged_states = self._staged_states, {}
-        for optimizer, chunks in states.items():
-            self.load_state(optimizer, chunks)
-        self._staging = None
+        """Makes current what is staged."""
+        seed, self._seed = self._staged(), None
+        self._install(seed, is_seeded=True)
+        for optimizer, chunks in seed.states.items():
+            for chunk_index, held in chunks.items():
+                spec = self.declared.spec(optimizer, held.spec_digest)
+                self._optimizers.under(spec, chunk_index).load(held.state)
+
+    def image_of(self, chunk_index: int) -> ChunkImage:
+        """A copy of all that there is of a chunk.
+
+        What workers were sent before is not in it, nor which buffers have changed: who
+        goes on from it pulls all values first.
+        """
+        with self._locks[chunk_index]:
+            states = {}
+            for name in self.declared.first:
+                held = self._optimizers.held(name, chunk_index)
+                if state := held.export():
+                    digest = self.declared.digest_of(held.spec)
+                    states[name] = HeldState(digest, state)
+            return ChunkImage(
+                values=self.vectors.view(chunk_index).clone(),
+                master=self._masters.copy(chunk_index),
+                states=states,
+            )
 
     def step_counts(self, optimizer: str, entry_index: int) -> tuple[int, ...]:
         """Updates so far of each of an entry's slices on this shard."""
@@ -418,9 +476,11 @@ class ApplyEngine:
         """Runs of a chunk: what an update of it costs beside its bytes."""
         return self._optimizers.held(optimizer, chunk_index).run_count
 
-    def _install(self, vectors: ShardVectors, *, is_seeded: bool) -> None:
-        self.vectors = vectors
-        self._masters = MasterValues(vectors, is_seeded=is_seeded)
+    def _install(self, seed: _Seed, *, is_seeded: bool) -> None:
+        self.vectors = seed.vectors
+        self._masters = MasterValues(
+            seed.vectors, is_seeded=is_seeded, masters=seed.masters
+        )
         self._buffers = ShardBuffers(self._schema, self._chunks)
         self._optimizers = ShardOptimizers(
             self.declared,
@@ -452,9 +512,9 @@ class ApplyEngine:
             return self._masters.of(chunk.index)
         return self.vectors.view(chunk.index)
 
-    def _staged(self) -> ShardVectors:
-        assert self._staging is not None, "begin_seed comes first"
-        return self._staging
+    def _staged(self) -> _Seed:
+        assert self._seed is not None, "begin_seed comes first"
+        return self._seed
 
 
 def _union(*presences: tuple[bool, ...]) -> tuple[bool, ...]:

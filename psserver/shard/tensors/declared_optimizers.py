@@ -93,6 +93,12 @@ class DeclaredOptimizers:
             )
         return specs[digest]
 
+    def digest_of(self, spec: OptimizerSpec) -> str:
+        """Names a declaration, which is one of these; empty for the first one."""
+        specs = self._specs[spec.name]
+        found = next(digest for digest, each in specs.items() if each is spec)
+        return "" if spec is self.first[spec.name] else found
+
     def check_hyperparameters(
         self,
         name: str,

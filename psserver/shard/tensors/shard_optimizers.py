@@ -3,7 +3,7 @@
 Updates of one chunk are serialised by the caller; different chunks are independent.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
@@ -26,12 +26,19 @@ class MasterValues:
     Args:
         vectors: The values that workers read.
         is_seeded: Whether they are other than zeros.
+        masters: By chunk, masters that are known already; kept.
     """
 
-    def __init__(self, vectors: ShardVectors, *, is_seeded: bool) -> None:
+    def __init__(
+        self,
+        vectors: ShardVectors,
+        *,
+        is_seeded: bool,
+        masters: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
         self._vectors = vectors
         self._is_seeded = is_seeded
-        self._masters: dict[int, torch.Tensor] = {}
+        self._masters = dict(masters or {})
 
     @property
     def byte_count(self) -> int:
@@ -61,6 +68,11 @@ class MasterValues:
                 master.copy_(values) if self._is_seeded else master
             )
         return self._masters[chunk_index]
+
+    def copy(self, chunk_index: int) -> torch.Tensor | None:
+        """A copy of a chunk's masters; None where the values are updated."""
+        master = self._masters.get(chunk_index)
+        return None if master is None else master.clone()
 
     def take(self, chunk: Chunk, presence: Sequence[bool]) -> None:
         """Goes on from the values of these slices, which were replaced."""

@@ -4,7 +4,7 @@ import pytest
 
 from psserver.shard.core.clock_table import ClockTable
 from psserver.shard.core.member_on_shard import MembersOnShard
-from pswire.membership import Record, longest_of
+from pswire.membership import Mode, Record, longest_of
 from pswire.outcome import Outcome
 from tests.doubles.core_values import departure, key, member, record
 from tests.doubles.driven_shard import DrivenShard
@@ -176,3 +176,26 @@ def test_a_joiner_is_not_told_a_clock_whose_update_is_still_to_come() -> None:
     shard.apply_all()
     assert shard.core.clocks.frontier == 2
     assert shard.core.admits_pull(key("j"), 2)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_job_that_goes_on_begins_at_the_clock_of_its_checkpoint(mode: Mode) -> None:
+    clock = 2_000_000
+    shard = DrivenShard({}, [0])
+    first = record(
+        {"a": clock, "b": clock},
+        departed_step_count=4_000_000,
+        mode=mode,
+        mode_clock=clock,
+    )
+    shard.install(first)
+    clocks = shard.core.clocks
+    assert (clocks.applied_clock, clocks.frontier) == (clock, clock)
+    assert clocks.version == 4_000_000
+    assert clocks.is_settled
+
+    shard.push("a", chunks=[0])
+    shard.push("b", chunks=[0])
+    shard.apply_all()
+
+    assert (clocks.frontier, clocks.version) == (clock + 1, 4_000_002)
