@@ -26,9 +26,10 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-LONGEST_FIRST: Final = ("conformance", "fault", "integration", "property", "unit")
-"""Folders in the order in which several processes take files from them: with the many
-short ones last, the processes end at the same time."""
+LONGEST_FIRST: Final = ("conformance", "property", "fault", "integration", "unit")
+"""Folders in the order in which several processes take files from them: those with the
+longest files first, and the many short ones last, so that the processes end at the same
+time."""
 
 
 @pytest.fixture(scope="session")

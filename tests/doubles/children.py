@@ -7,6 +7,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ IMPORT_TIMEOUT_S: Final = 120.0
 POLL_S: Final = 0.01
 
 Event = dict[str, Any]
+Completed = subprocess.CompletedProcess[str]
 
 
 def wait_until(is_over: Callable[[], bool], what: str, timeout_s: float = 0.0) -> None:
@@ -60,6 +62,11 @@ class Child:
     def log(self) -> str:
         """What it wrote to its stderr."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    @property
+    def out(self) -> str:
+        """What it has printed."""
+        return self._out.read_text(errors="replace") if self._out.exists() else ""
 
     def lines(self) -> list[str]:
         """What it printed, whole lines only."""
@@ -152,14 +159,27 @@ class Nursery:
         *command: str,
         folder: Path,
         environment: Mapping[str, str],
+        working: Path = REPOSITORY,
+        launches: bool = False,
     ) -> Child:
-        """Starts `python` with a command; its streams go to files of the name."""
+        """Starts `python` with a command; its streams go to files of the name.
+
+        Args:
+            name: Of its files.
+            command: What `python` would be given.
+            folder: Of its files.
+            environment: Added to the nursery's.
+            working: The folder that it runs in.
+            launches: Whether processes that it starts are forked, too.
+        """
         order = {
             "name": name,
             "command": command,
             "environment": dict(environment),
             "out": str(folder / f"{name}.out"),
             "log": str(folder / f"{name}.log"),
+            "working": str(working),
+            "launches": launches,
         }
         assert self._process.stdin is not None
         with self._starting:  # so that each gets the answer to its own order
@@ -172,6 +192,29 @@ class Nursery:
             for known in event.get("since", ()):
                 self._take(known)
         return child
+
+    def run(
+        self,
+        *command: str,
+        environment: Mapping[str, str],
+        working: Path = REPOSITORY,
+        launches: bool = False,
+        timeout_s: float = WAIT_TIMEOUT_S,
+    ) -> Completed:
+        """Starts `python` as `start` does, and waits for its end."""
+        with tempfile.TemporaryDirectory() as folder:
+            child = self.start(
+                *("command", *command),
+                folder=Path(folder),
+                environment=environment,
+                working=working,
+                launches=launches,
+            )
+            try:
+                code = child.wait_end(timeout_s)
+            finally:
+                kill(child)
+            return Completed(command, code, child.out, child.log)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

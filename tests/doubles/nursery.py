@@ -12,6 +12,7 @@ to import besides.
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import importlib.util
 import json
@@ -21,11 +22,15 @@ import runpy
 import selectors
 import signal
 import sys
+import tempfile
 import threading
 import time
-from typing import Any, Final
+import types
+from typing import Any, Final, NoReturn
 
 import typer
+
+from tests.doubles.spare import Becomes, Spare
 
 PR_SET_PDEATHSIG: Final = 1
 END: Final = "end"
@@ -35,6 +40,7 @@ IMPORTED: Final = (
     "psserver.edge.ending",
     "psserver.shard.daemon",
     "psworker.connecting",
+    "sklearn.datasets",
     "tests.fault.training",
     "uvloop",
 )
@@ -56,10 +62,13 @@ def load() -> None:
     load_optimizers()
     # Imports a good deal, which a command line leaves until it is read.
     typer.main.get_command(sys.modules["psserver.__main__"].app)
+    # Else the first collection in each child would copy every page that holds objects.
+    gc.collect()
+    gc.freeze()
 
 
-def child(order: dict[str, Any]) -> None:
-    """Becomes the wanted process; never returns."""
+def child(order: dict[str, Any]) -> NoReturn:
+    """Becomes the wanted process."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -67,6 +76,7 @@ def child(order: dict[str, Any]) -> None:
     if sys.platform == "linux":  # nothing may outlive a nursery that is killed
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     random.seed()
+    tempfile.tempdir = None
     files = (("/dev/null", os.O_RDONLY), (order["out"], None), (order["log"], None))
     for descriptor, (path, flags) in enumerate(files):
         writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -76,10 +86,21 @@ def child(order: dict[str, Any]) -> None:
     for name in [name for name in os.environ if name.startswith("PS_")]:
         del os.environ[name]
     os.environ.update(order["environment"])
+    os.chdir(order["working"])
+    (launch if order["launches"] else live)(order["command"])
+
+
+def launch(command: list[str]) -> NoReturn:
+    """Runs a command whose processes are forked, and theirs."""
+    Spare(launch)
+    live(command)
+
+
+def live(command: list[str]) -> NoReturn:
+    """Runs a command and ends as `python` would, given these arguments."""
     code = 70
     try:
-        run(order["command"])
-        code = 0
+        code = run(command)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
     except BaseException:
@@ -95,21 +116,38 @@ def child(order: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def run(command: list[str]) -> None:
-    """Runs what `python` would, given these arguments."""
+def run(command: list[str]) -> int:
+    """Runs a command, and what it becomes in its place."""
     # Python's default hides what a daemon does at the end of its input.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if command[0] != "-m":
-        sys.argv = command
-        runpy.run_path(command[0], run_name="__main__")
-        return
-    _, module, *arguments = command
+    while command[0] in ("-I", "-P"):  # of where modules are looked for: all are there
+        command = command[1:]
+    try:
+        if command[0] == "-m":
+            run_module(*command[1:])
+        elif command[0] == "-c":
+            run_text(*command[1:])
+        else:
+            sys.argv = command
+            runpy.run_path(command[0], run_name="__main__")
+    except Becomes as other:
+        return run(other.command)
+    return 0
+
+
+def run_module(module: str, *arguments: str) -> None:
     sys.argv = [module, *arguments]
     spec = importlib.util.find_spec(module)
     is_package = spec is not None and spec.submodule_search_locations is not None
     # One that was imported here would be warned of.
     sys.modules.pop(f"{module}.__main__" if is_package else module, None)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def run_text(program: str, *arguments: str) -> None:
+    sys.argv = ["-c", *arguments]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(program, "<string>", "exec"), main.__dict__)
 
 
 class Nursery:

@@ -1,10 +1,15 @@
-"""`psctl bench` in small: it measures all sides and leaves nothing behind."""
+"""`psctl bench` in small: it measures all sides and leaves nothing behind.
+
+Its processes are forked, but those of one test.
+"""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.doubles.children import Nursery
 
 
 def test_both_sides_are_measured_in_one_run(tmp_path: Path) -> None:
@@ -28,15 +33,17 @@ def test_both_sides_are_measured_in_one_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_overlap_is_measured_beside_one_process(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "psctl", "bench", "overlap", "--json"]
+def test_overlap_is_measured_beside_one_process(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     sizes = ["--parameters", "2000000", "--batch", "4", "--turns", "2", "--steps", "2"]
-    done = subprocess.run(
-        [*command, *sizes, "--workers", "2", "--bandwidth", "4000", "--latency", "1"],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=110,
+    done = nursery.run(
+        *("-m", "psctl", "bench", "overlap", "--json", *sizes),
+        *("--workers", "2", "--bandwidth", "4000", "--latency", "1"),
+        environment={"TMPDIR": str(scratch)},
+        launches=True,
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
@@ -44,21 +51,21 @@ def test_overlap_is_measured_beside_one_process(tmp_path: Path) -> None:
     for name in ("one_process", "without_overlap", "with_overlap"):
         assert 0 < figures[name]["min_ms"] <= figures[name]["median_ms"]
     assert figures["without_over_with"] > 0
-    assert list(tmp_path.iterdir()) == []
+    assert list(scratch.iterdir()) == []
 
 
-def test_a_workload_of_several_processes_is_measured_into_files(tmp_path: Path) -> None:
+def test_a_workload_of_several_processes_is_measured_into_files(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     out, scratch = tmp_path / "out", tmp_path / "scratch"
     scratch.mkdir()
-    command = [sys.executable, "-m", "psctl", "bench", "all", "--json"]
     sizes = ["--mib", "2", "--repetitions", "2"]
     names = ["--only", "allreduce2"]
-    done = subprocess.run(
-        [*command, *sizes, *names, "--out", str(out)],
-        env={**os.environ, "TMPDIR": str(scratch)},
-        capture_output=True,
-        text=True,
-        timeout=110,
+    done = nursery.run(
+        *("-m", "psctl", "bench", "all", "--json"),
+        *(*sizes, *names, "--out", str(out)),
+        environment={"TMPDIR": str(scratch)},
+        launches=True,
     )
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)

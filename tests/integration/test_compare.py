@@ -2,42 +2,43 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.doubles.children import Completed, Nursery
 from tests.doubles.installed import need
 
+Compare = Callable[..., Completed]
 
-def _compare(
-    tmp_path: Path, *arguments: str, **environment: str
-) -> "subprocess.CompletedProcess[str]":
-    scratch = tmp_path / "tmp"
-    scratch.mkdir()
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "psctl", "compare"),
+
+@pytest.fixture
+def compare(nursery: Nursery, tmp_path: Path) -> Compare:
+    """Runs `python` with a command line, and ours of the comparison in small."""
+
+    def run(*arguments: str, python: tuple[str, ...] = ("-m", "psctl")) -> Completed:
+        scratch = tmp_path / "tmp"
+        scratch.mkdir()
+        done = nursery.run(
+            *(*python, "compare"),
             *("--workers", "2", "--samples", "1280", "--base-ms", "30"),
             *("--snapshot-interval", "0.3", "--out", str(tmp_path / "out")),
             *arguments,
-        ],
-        env={**os.environ, "TMPDIR": str(scratch), **environment},
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-    assert list(scratch.iterdir()) == []
-    return done
+            environment={"TMPDIR": str(scratch)},
+            timeout_s=170,
+            launches=True,
+        )
+        assert list(scratch.iterdir()) == []
+        return done
+
+    return run
 
 
 @pytest.mark.timeout(180)
-def test_modes_train_and_are_measured(tmp_path: Path) -> None:
+def test_modes_train_and_are_measured(compare: Compare, tmp_path: Path) -> None:
     need("matplotlib", "pip install 'paramserver[plot]'")
-    done = _compare(
-        tmp_path,
+    done = compare(
         *("--modes", "bsp,bsp+1", "--loads", "straggler", "--target", "0.2"),
         "--json",
     )
@@ -64,10 +65,10 @@ def test_modes_train_and_are_measured(tmp_path: Path) -> None:
 
 @pytest.mark.repeat
 @pytest.mark.timeout(180)
-def test_workers_that_keep_no_pace_are_measured(tmp_path: Path) -> None:
-    done = _compare(
-        tmp_path, *("--modes", "bsp,asp", "--loads", "straggler,hiccups", "--json")
-    )
+def test_workers_that_keep_no_pace_are_measured(
+    compare: Compare, tmp_path: Path
+) -> None:
+    done = compare(*("--modes", "bsp,asp", "--loads", "straggler,hiccups", "--json"))
     assert done.returncode == 0, done.stderr
     runs = json.loads(done.stdout)["runs"]
     assert [(run["load"], run["mode"]) for run in runs] == [
@@ -79,19 +80,22 @@ def test_workers_that_keep_no_pace_are_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_without_matplotlib_all_but_the_picture_is_there(tmp_path: Path) -> None:
+def test_without_matplotlib_all_but_the_picture_is_there(
+    compare: Compare, tmp_path: Path
+) -> None:
     # As if it were not installed, in this command and in nothing else.
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.util, sys\n"
+    program = (
+        "import importlib.util\n"
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = (\n"
         "    lambda name, *rest: None if name == 'matplotlib' else find(name, *rest)\n"
         ")\n"
+        "from psctl.__main__ import main\n"
+        "main()\n"
     )
-    done = _compare(
-        tmp_path,
+    done = compare(
         *("--modes", "ssp:3", "--loads", "hiccups", "--samples", "640"),
-        PYTHONPATH=str(tmp_path),
+        python=("-c", program),
     )
     assert done.returncode == 0, done.stderr
     assert "pip install 'paramserver[plot]'" in done.stderr

@@ -1,4 +1,7 @@
-"""`psctl demo` as a newcomer runs it: real processes, real data, nothing left."""
+"""`psctl demo` as a newcomer runs it: real processes, real data, nothing left.
+
+Those of two tests are started, as the newcomer's are; the others' are forked.
+"""
 
 import os
 import re
@@ -6,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -14,8 +17,12 @@ import pytest
 from safetensors.torch import load_file
 
 from psctl.demo.tasks import load_task
+from tests.doubles.children import Completed, Nursery
 
 COMMAND = [sys.executable, "-m", "psctl", "demo"]
+TWELVE_EPOCHS = ("--epochs", "12", "--out", "model")
+
+Run = Callable[..., Completed]
 
 
 @pytest.fixture
@@ -26,33 +33,38 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.fixture
+def run(nursery: Nursery, tmp_path: Path, environment: dict[str, str]) -> Run:
+    """Runs the demo, forked as its processes are, in the folder of the test."""
+    temporary = {"TMPDIR": environment["TMPDIR"]}
+
+    def run_demo(*arguments: str) -> Completed:
+        return nursery.run(
+            *("-m", "psctl", "demo", *arguments),
+            working=tmp_path,
+            environment=temporary,
+            launches=True,
+        )
+
+    return run_demo
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
     """Checks that no process and no temporary file outlives the demo."""
     yield
     assert list((tmp_path / "tmp").iterdir()) == []
-    here = str(tmp_path)
     left = [
         process.cmdline()
-        for process in psutil.process_iter()
-        if process.status() != "zombie"
-        and any(here in argument for argument in process.cmdline())
+        for process in psutil.process_iter(["cwd"])  # a zombie has none
+        if process.info["cwd"] == str(tmp_path)
     ]
     assert left == []
 
 
-def test_the_demo_trains_the_same_as_one_process(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_the_demo_trains_the_same_as_one_process(tmp_path: Path, run: Run) -> None:
     out = tmp_path / "model.safetensors"
-    done = subprocess.run(
-        [*COMMAND, "--workers", "2", "--epochs", "3", "--out", str(out)],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    done = run("--workers", "2", "--epochs", "3", "--out", str(out))
     assert done.returncode == 0, done.stderr
     figures = dict(
         re.findall(r"^(test accuracy of .+?|largest .+?)  +(\S+)$", done.stdout, re.M)
@@ -64,26 +76,13 @@ def test_the_demo_trains_the_same_as_one_process(
     assert "mode bsp: 69 steps" in done.stdout
     assert str(out) in done.stdout
     assert done.stdout.count("\n    + ") == 4
-    # Progress is plain lines, since stderr is a pipe here.
+    # Progress is plain lines, since stderr is a file here.
     assert "steps/s" in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     task = load_task("digits")
     model = task.build_model()
     model.load_state_dict(load_file(out), strict=True)
     assert task.accuracy(model) == pytest.approx(accuracy, abs=1e-4)
-
-
-def _run(
-    tmp_path: Path, environment: dict[str, str], *arguments: str
-) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, "--epochs", "12", "--out", str(tmp_path / "model"), *arguments],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
 
 
 # Twice what the demo calls fine: 12 epochs leave more to chance than its 30.
@@ -98,10 +97,10 @@ def _figure(name: str, text: str) -> float:
 
 @pytest.mark.timeout(240)
 def test_a_killed_worker_is_taken_out_and_the_accuracy_is_as_good(
-    tmp_path: Path, environment: dict[str, str]
+    run: Run,
 ) -> None:
-    done = _run(
-        *(tmp_path, environment, "--workers", "2", "--shards", "1"),
+    done = run(
+        *(*TWELVE_EPOCHS, "--workers", "2", "--shards", "1"),
         *("--mode", "ssp", "--kill", "worker-1@40"),
     )
     assert done.returncode == 0, done.stderr
@@ -116,10 +115,10 @@ def test_a_killed_worker_is_taken_out_and_the_accuracy_is_as_good(
 @pytest.mark.repeat
 @pytest.mark.timeout(240)
 def test_training_goes_on_while_the_coordinator_starts_again(
-    tmp_path: Path, environment: dict[str, str]
+    run: Run,
 ) -> None:
-    done = _run(
-        *(tmp_path, environment, "--workers", "2", "--shards", "1"),
+    done = run(
+        *(*TWELVE_EPOCHS, "--workers", "2", "--shards", "1"),
         *("--mode", "asp", "--kill", "coordinator@50"),
     )
     assert done.returncode == 0, done.stderr
@@ -132,10 +131,8 @@ def test_training_goes_on_while_the_coordinator_starts_again(
 
 
 @pytest.mark.timeout(240)
-def test_a_killed_shard_ends_the_job_and_says_so(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    done = _run(tmp_path, environment, "--workers", "1", "--kill", "shard-1@20")
+def test_a_killed_shard_ends_the_job_and_says_so(tmp_path: Path, run: Run) -> None:
+    done = run(*TWELVE_EPOCHS, "--workers", "1", "--kill", "shard-1@20")
     assert done.returncode == 69
     assert "shard 1 was killed with SIGKILL at step 20" in done.stderr
     assert "in this release that ends the job" in done.stderr
@@ -143,10 +140,8 @@ def test_a_killed_shard_ends_the_job_and_says_so(
     assert not (tmp_path / "model").exists()
 
 
-def test_a_step_after_the_end_is_told_before_anything_starts(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    done = _run(tmp_path, environment, "--kill", "worker-1@180")
+def test_a_step_after_the_end_is_told_before_anything_starts(run: Run) -> None:
+    done = run(*TWELVE_EPOCHS, "--kill", "worker-1@180")
     assert done.returncode == 2
     assert "about 180 steps in 12 epochs" in done.stderr
 
@@ -180,28 +175,28 @@ def test_a_signal_ends_the_demo_within_five_seconds(
 
 
 def test_a_folder_that_is_missing_is_told_before_anything_starts(
-    tmp_path: Path, environment: dict[str, str]
+    tmp_path: Path, run: Run
 ) -> None:
-    done = subprocess.run(
-        [*COMMAND, "--out", str(tmp_path / "no" / "model.safetensors")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    done = run("--out", str(tmp_path / "no" / "model.safetensors"))
     assert done.returncode == 2
     assert "there is no folder" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_temporary_files_really_are_where_the_test_looks(
-    environment: dict[str, str],
+    nursery: Nursery, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"],
+    program = "import tempfile; print(tempfile.gettempdir())"
+    started = subprocess.run(
+        [sys.executable, "-c", program],
         env=environment,
         capture_output=True,
         text=True,
         timeout=30,
     )
-    assert told.stdout.strip() == environment["TMPDIR"] != tempfile.gettempdir()
+    forked = nursery.run(
+        *("-c", program),
+        environment={"TMPDIR": environment["TMPDIR"]},
+    )
+    for told in (started, forked):
+        assert told.stdout.strip() == environment["TMPDIR"] != tempfile.gettempdir()

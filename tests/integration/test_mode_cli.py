@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +13,13 @@ from psserver.coordinator.core.shard_map import ShardStanding
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from pswire.membership import Mode, Record
 from pswire.reasons import Refusal
+from tests.doubles.children import Completed, Nursery
 from tests.integration.job import WAIT_TIMEOUT_S, Job, connect
 
 
-def psctl(job: Job, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "psctl", *arguments],
-        env={**os.environ, "PS_COORDINATOR": job.address},
-        capture_output=True,
-        text=True,
-        timeout=110,
+def psctl(nursery: Nursery, job: Job, *arguments: str) -> Completed:
+    return nursery.run(
+        *("-m", "psctl", *arguments), environment={"PS_COORDINATOR": job.address}
     )
 
 
@@ -51,22 +45,24 @@ def wait_told(job: Job, version: int) -> list[ShardStanding]:
     return job.ask(lambda: [slot.standing for slot in slots])
 
 
-def test_the_mode_changes_by_command_and_the_status_says_so(tmp_path: Path) -> None:
+def test_the_mode_changes_by_command_and_the_status_says_so(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     with Job(tmp_path, sockets=True) as job, connect(job, "w0") as ps:
         model = nn.Linear(4, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer = ps.prepare(model, optimizer)
         step(ps, model, optimizer)
 
-        done = psctl(job, "mode", "ssp", "--staleness", "2")
+        done = psctl(nursery, job, "mode", "ssp", "--staleness", "2")
         assert done.returncode == 0
         assert "divide the learning rate by N" in done.stderr
         assert done.stdout.startswith("ssp, at most 2 clocks apart, after clock 5")
         step(ps, model, optimizer)
-        again = psctl(job, "mode", "ssp", "--staleness", "2", "--json")
+        again = psctl(nursery, job, "mode", "ssp", "--staleness", "2", "--json")
         changed = json.loads(again.stdout)
         assert (changed["mode_clock"], changed["generation"]) == (5, 2)
-        done = psctl(job, "mode", "asp", "--json")
+        done = psctl(nursery, job, "mode", "asp", "--json")
         assert done.stderr == ""
         asp = json.loads(done.stdout)
         assert asp["previous_mode"] == "ssp"
@@ -74,7 +70,9 @@ def test_the_mode_changes_by_command_and_the_status_says_so(tmp_path: Path) -> N
         step(ps, model, optimizer)
         told = wait_told(job, 15)
 
-        found: dict[str, Any] = json.loads(psctl(job, "status", "--json").stdout)
+        found: dict[str, Any] = json.loads(
+            psctl(nursery, job, "status", "--json").stdout
+        )
 
     assert (found["mode"], found["generation"]) == ("asp", 3)
     (worker,) = found["workers"]
@@ -111,10 +109,10 @@ def test_who_asks_for_a_mode_is_told_that_somebody_else_wants_another(
 
 
 def test_before_the_start_the_command_says_whom_the_job_waits_for(
-    tmp_path: Path,
+    nursery: Nursery, tmp_path: Path
 ) -> None:
     with Job(tmp_path, workers_min=2, sockets=True) as job:
-        done = psctl(job, "mode", "asp")
+        done = psctl(nursery, job, "mode", "asp")
     assert done.returncode == 75
     assert "2 more workers to call prepare() (0 of 2 have)" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,9 +1,6 @@
 """psctl against a running job, as a person in another terminal."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,30 +9,29 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from tests.doubles.children import Completed, Nursery
 from tests.integration.job import Job, connect
 
 
 class Running:
     """A job with one worker that has made three steps."""
 
-    def __init__(self, job: Job, model: nn.Module) -> None:
+    def __init__(self, job: Job, model: nn.Module, nursery: Nursery) -> None:
         self.address = job.address
         self.model = model
+        self._nursery = nursery
 
-    def psctl(
-        self, *arguments: str, coordinator: str | None = None
-    ) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "psctl", *arguments],
-            env={**os.environ, "PS_COORDINATOR": coordinator or self.address},
-            capture_output=True,
-            text=True,
-            timeout=110,
+    def psctl(self, *arguments: str, coordinator: str | None = None) -> Completed:
+        return self._nursery.run(
+            *("-m", "psctl", *arguments),
+            environment={"PS_COORDINATOR": coordinator or self.address},
         )
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(
+    nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     with (
         Job(tmp_path_factory.mktemp("job"), sockets=True) as job,
         connect(job, "w 0[bold]") as ps,
@@ -48,7 +44,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             model(torch.randn(8, 4)).square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        yield Running(job, model)
+        yield Running(job, model, nursery)
 
 
 def test_status_tells_people_and_programs_the_same(running: Running) -> None:
