@@ -96,15 +96,22 @@ class Mishaps:
 
     def _haunt(self) -> None:
         """A push comes again, late, by a call that nobody waits for."""
-        worker = self._world.rng.choice(list(self._world.workers.values()))
+        before = self._world.before
+        ghosts = before.ghosts if before is not None else {}
+        workers = [*self._world.workers.values(), *ghosts.values()]
+        worker = self._world.rng.choice(workers)
         old = [
             own
             for own in worker.pushes.values()
-            if worker.is_gone or own.push.sequence <= worker.sequence
+            if worker.is_gone
+            or worker.key in ghosts
+            or own.push.sequence <= worker.sequence
         ]
         if old:
             own = self._world.rng.choice(old)
-            shard_index = self._world.rng.randrange(len(self._world.shards))
+            # There may have been fewer shards, or more, before all was killed.
+            shard_count = min(len(self._world.shards), len(own.trailers))
+            shard_index = self._world.rng.randrange(shard_count)
             self._world.send_push(worker, Call(own.push, shard_index, 0), own, "ghost")
 
     def _break_call(self) -> None:

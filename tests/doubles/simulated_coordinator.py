@@ -36,6 +36,7 @@ from psworker.member.core import Join
 from psworker.transport.values import SeedOrder
 from tests.doubles.declared_specs import FIRST, SCHEMA
 from tests.doubles.driven_worker import DrivenWorker, Stage
+from tests.doubles.left_over import LeftOver
 from tests.doubles.links import Links
 from tests.doubles.simulated_shard import Image, SimulatedShard
 
@@ -83,6 +84,7 @@ class SimulatedCoordinator:
         wanted_count: What the reader waits for, None when nobody does.
         slow_read_share: How often a reader is not ready yet: others cut meanwhile.
         clip_grad_norm: Norm that all workers say.
+        start_count: Starts of the job's coordinator before this one.
     """
 
     def __init__(
@@ -92,8 +94,12 @@ class SimulatedCoordinator:
         shards: Sequence[SimulatedShard],
         rng: random.Random,
         clip_grad_norm: float = 0.0,
+        *,
+        before: LeftOver | None = None,
     ) -> None:
-        self.core = CoordinatorCore(settings)
+        self.start_count = before.start_count if before is not None else 0
+        self.core = CoordinatorCore(settings, self.start_count)
+        self._before = before
         self.clip_grad_norm = clip_grad_norm
         self.now_ms = 0
         self.records: list[Record] = []
@@ -105,8 +111,11 @@ class SimulatedCoordinator:
         self._shards = shards
         self._workers: dict[WorkerKey, DrivenWorker] = {}
         self._cuts: dict[int, tuple[DecideCut, Record]] = {}
-        self._start_count = 0
         self.disk = Disk()
+        if before is not None:
+            self.disk.terms = before.terms
+            self.disk.incarnations = dict(before.incarnations)
+            self._restore(self.core)
         for shard in shards:
             self.connect_shard(shard)
 
@@ -122,22 +131,16 @@ class SimulatedCoordinator:
         """
         self.disk.is_full = False
         old = self.core
-        self._start_count += 1
-        core = CoordinatorCore(old.settings, self._start_count)
-        core.restore(
-            terms=self.disk.terms,
-            record=self.records[-1] if self.records else None,
-            incarnations=self.disk.incarnations,
-            processes=self.disk.processes,
-            now_ms=self.now_ms,
-        )
+        self.start_count += 1
+        core = CoordinatorCore(old.settings, self.start_count)
+        self._restore(core)
         self.core = core
         self.wanted_count = None
         for shard in self._shards:
             self._links.cut(COORDINATOR, shard.name)
             slot = core.shards.slots[shard.index]
             slot.process_id, slot.address = shard.name, shard.name
-            slot.incarnation = 1
+            slot.incarnation = old.shards.slots[shard.index].incarnation
             slot.broken_ms = self.now_ms + core.settings.return_ms
             self.reconnect_shard(shard)
         strangers = []
@@ -194,10 +197,7 @@ class SimulatedCoordinator:
         self._tell(shard, self._adoption(shard))
         self._tell(shard, lambda: shard.view(newest, closed))
         if fence is not None and is_asked:
-            prepare = Prepare(
-                fence_number=fence.number, kind=fence.kind, seeder=fence.seeder
-            )
-            self._tell_effect(shard, prepare)
+            self._tell_effect(shard, Prepare.of(fence))
         for snapshot_id in self.core.snapshots.released:
             self._tell_effect(shard, ReleaseImage(snapshot_id=snapshot_id))
         self.pump()
@@ -332,6 +332,17 @@ class SimulatedCoordinator:
             self.pump()
 
     # Inside
+
+    def _restore(self, core: CoordinatorCore) -> None:
+        """What is on the disk, and what the job goes on from."""
+        core.restore(
+            terms=self.disk.terms,
+            record=self.records[-1] if self.records else None,
+            incarnations=self.disk.incarnations,
+            processes=self.disk.processes,
+            now_ms=self.now_ms,
+            start_point=self._before.point if self._before is not None else None,
+        )
 
     def _told_record(self) -> Record | None:
         """The record that somebody is told as the newest."""
@@ -472,6 +483,9 @@ class SimulatedCoordinator:
                         effect.seeder,
                         effect.evicting,
                     )
+                    if effect.start_point is not None:
+                        assert self._before is not None
+                        shard.load(effect.fence_number, self._before.values)
                 case Abort():
                     shard.core.abort_fence(effect.fence_number)
                 case DecideCut():

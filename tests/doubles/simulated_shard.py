@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from psserver.edge.fence_report import FenceReport
@@ -283,6 +284,17 @@ class SimulatedShard:
         self.pump()
 
     # From the coordinator
+
+    def load(self, fence_number: int, values: Values) -> None:
+        """First values are those of a checkpoint: stages them, chunk by chunk."""
+
+        def staged(index: int) -> None:
+            if self.core.is_seeding(fence_number):
+                self.values[index] = Counter(values[index])
+                self.core.seed_chunk_staged(index)
+
+        for index in self.chunk_indexes:
+            self.threads.append(partial(staged, index))
 
     def adopt(self, digests: Collection[str]) -> None:
         """Declarations of the optimizer."""

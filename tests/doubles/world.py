@@ -6,11 +6,14 @@ which thread ends, whose turn it is, what breaks. The same seed gives the same r
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+from psserver.coordinator.core.start_point import StartPoint
 from psserver.edge.fence_report import FenceReport
 from psserver.shard.core.push import PushId, Reply
 from psserver.shard.core.shard_state import ShardRules
+from pswire.checkpoint.place import CheckpointPlace
 from pswire.membership import (
     ClockChoice,
     LossPolicy,
@@ -25,6 +28,7 @@ from pswire.schema import OptimizerSpec
 from psworker.member.core import Join, Pull
 from psworker.transport.values import SeedOrder
 from tests.doubles.driven_worker import DrivenWorker, OwnPush, Stage
+from tests.doubles.left_over import INCARNATION_FLOOR, LeftOver
 from tests.doubles.links import Links
 from tests.doubles.mishaps import Mishaps
 from tests.doubles.scenario import Scenario
@@ -62,8 +66,10 @@ class World:
     Args:
         seed: Draws the job and everything that happens to it.
         scenario: What may happen.
+        before: What is left of the world that the job goes on from.
 
     Attributes:
+        before: The same.
         settings: The job.
         clip_grad_norm: Norm that it clips gradients to, 0 for no clipping.
         declares: Whether scripts change their optimizers, or load state.
@@ -78,7 +84,10 @@ class World:
         event_count: What was delivered, done or broken.
     """
 
-    def __init__(self, seed: int, scenario: Scenario) -> None:
+    def __init__(
+        self, seed: int, scenario: Scenario, before: LeftOver | None = None
+    ) -> None:
+        self.before = before
         self.rng = random.Random(seed)
         self.links = Links(self.rng)
         self.lost: set[WorkerKey] = set()
@@ -93,6 +102,18 @@ class World:
         )
         starter_count = self.rng.randint(1, 4 if scenario.has_backups else 3)
         self.settings = scenario.settings(self.rng, shard_count, starter_count)
+        if before is not None:
+            self.settings = replace(before.settings, shard_count=shard_count)
+            starter_count = max(starter_count, self.settings.workers_min)
+            places = [self.rng.randrange(shard_count) for _ in before.values]
+            self.chunks_by_shard = tuple(
+                tuple(
+                    chunk_index
+                    for chunk_index, place in zip(before.values, places, strict=True)
+                    if place == index
+                )
+                for index in range(shard_count)
+            )
         self.clip_grad_norm = scenario.clip_grad_norm
         self.declares = scenario.declares
         self.publishes = scenario.publishes
@@ -106,7 +127,12 @@ class World:
             for index, chunk_indexes in enumerate(self.chunks_by_shard)
         ]
         self.coordinator = SimulatedCoordinator(
-            self.settings, self.links, self.shards, self.rng, self.clip_grad_norm
+            self.settings,
+            self.links,
+            self.shards,
+            self.rng,
+            self.clip_grad_norm,
+            before=before,
         )
         self._mishaps = Mishaps(self, scenario)
         self._quiet_tick_count = 0
@@ -135,6 +161,51 @@ class World:
             self.coordinator.want_cut()
             self._happen(1.0)
         self._settle()
+
+    def run_until_killed(self) -> LeftOver | None:
+        """Runs the job until all is killed at once; None if it had no checkpoint."""
+        coordinator = self.coordinator
+        coordinator.slow_read_share = 0.3
+        event_count = self.rng.randint(20, 500)
+        while not self._is_over and (
+            self.event_count < event_count or not coordinator.snapshots
+        ):
+            if self.rng.random() < 0.1:
+                coordinator.want_cut()
+            self._happen(self.rng.random())
+        if not coordinator.snapshots:
+            return None
+        newest = coordinator.snapshots[-1]
+        values = {k: v for image in newest.images for k, v in image.values.items()}
+        assert coordinator.disk.terms is not None
+        is_state_lost = self.rng.random() < 0.5
+        point = StartPoint(
+            place=CheckpointPlace("", f"step-{newest.version:012d}"),
+            clock=newest.cut.clock,
+            version=newest.version,
+            mode=newest.record.mode,
+            staleness_bound=newest.record.staleness_bound,
+            generation=coordinator.records[-1].generation,
+            incarnation_floor=(
+                self.before.point.incarnation_floor if self.before is not None else 0
+            ),
+        )
+        left = LeftOver(
+            settings=self.settings,
+            point=point,
+            terms=coordinator.disk.terms,
+            values=dict(sorted(values.items())),
+            incarnations=coordinator.disk.incarnations,
+            start_count=coordinator.start_count + 1,
+            ghosts=self.workers | (dict(self.before.ghosts) if self.before else {}),
+        )
+        if not is_state_lost:
+            return left
+        floor = max(w.incarnation for w in left.ghosts) + INCARNATION_FLOOR
+        point = replace(
+            point, generation=newest.record.generation, incarnation_floor=floor
+        )
+        return replace(left, point=point, incarnations={}, start_count=0)
 
     @property
     def _is_over(self) -> bool:
@@ -575,6 +646,8 @@ class World:
 
     def refuse(self, call: Call, refusal: Refusal) -> None:
         """Nobody but a lost worker is ever refused."""
+        if self.before is not None and call.push.worker in self.before.ghosts:
+            return
         worker = self.workers[call.push.worker]
         is_ghost = call.number == 0
         is_old = call.push.worker in self.lost or worker.is_stopped or worker.is_gone

@@ -25,6 +25,11 @@ def closed_steps(world: World) -> dict[WorkerKey, int]:
     }
 
 
+def version_before(world: World) -> int:
+    """Steps in the checkpoint that the job goes on from."""
+    return world.before.point.version if world.before is not None else 0
+
+
 def outcome_of(world: World, push: PushId) -> Outcome:
     """All shards say the same of a push that counts."""
     outcomes = {shard.outcomes[push] for shard in world.shards}
@@ -154,7 +159,7 @@ def check_snapshots(world: World) -> None:
     """G5: every image is exactly the pushes up to its cut, on every shard."""
     for snapshot in world.coordinator.snapshots:
         contents = _contents(world, snapshot)
-        assert snapshot.version == sum(contents.values())
+        assert snapshot.version == version_before(world) + sum(contents.values())
         for worker in world.workers.values():
             last = contents.get(worker.key, 0)
             for own in worker.pushes.values():
@@ -179,7 +184,8 @@ def check_end(world: World) -> None:
             for push, count in counts.items():
                 if push.sequence <= closed.get(push.worker, 0):
                     assert image.values[index][push] == count
-    assert last.version == sum(closed_steps(world).values())
+    steps = sum(closed_steps(world).values())
+    assert last.version == version_before(world) + steps
     newest = world.coordinator.core.snapshots.newest
     assert newest is not None
     for shard in world.shards:
@@ -189,7 +195,29 @@ def check_end(world: World) -> None:
         assert not shard.threads
 
 
+def check_resumed(world: World) -> None:
+    """What was before the start is in the values as the checkpoint has it.
+
+    No push of a process that was killed is applied, or known to be anybody's.
+    """
+    if world.before is None:
+        return
+    point, ghosts = world.before.point, world.before.ghosts
+    assert not world.workers.keys() & ghosts.keys(), "a start was numbered again"
+    first = world.coordinator.records[0]
+    assert (first.mode, first.staleness_bound) == (point.mode, point.staleness_bound)
+    assert first.generation > point.generation
+    for shard in world.shards:
+        for index, counts in shard.values.items():
+            old = {p: n for p, n in counts.items() if p.worker in ghosts and n}
+            assert old == world.before.values_of(index)
+        for version, frontier in shard.answers:
+            assert version >= point.version, "a version went back before the checkpoint"
+            assert frontier >= point.clock
+
+
 PROMISES = (
+    check_resumed,
     check_exactly_once,
     check_torn_counts,
     check_acknowledgements,

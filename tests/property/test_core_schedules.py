@@ -5,6 +5,7 @@
 """
 
 import os
+import random
 import traceback
 
 import pytest
@@ -169,6 +170,33 @@ def test_every_schedule_keeps_every_promise(name: str, block: int) -> None:
                 f"seed {seed} of {name!r} (again with PS_SIM_SEED={seed}): "
                 f"{type(error).__name__} {error}\n{world.described()}"
             )
+
+
+RESUMED = ("everything", "declared everything", "published everything", "clipped lossy")
+
+
+@pytest.mark.parametrize("block", range(BLOCK_COUNT))
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_job_that_is_killed_whole_keeps_every_promise(name: str, block: int) -> None:
+    """And is killed again, up to three times, before it comes to its end."""
+    for seed in seeds_of(block)[::2]:
+        left = None
+        life_count = random.Random(seed).randint(1, 3)
+        for life in range(life_count + 1):
+            world = World(10 * seed + life, SCENARIOS[name], left)
+            try:
+                if life < life_count:
+                    left = world.run_until_killed() or left
+                    continue
+                world.run()
+                for check in (*PROMISES, *SETTINGS_PROMISES, *PUBLISH_PROMISES):
+                    check(world)
+            except (AssertionError, LookupError, Refusal) as error:
+                traceback.print_exc()
+                pytest.fail(
+                    f"seed {seed} of {name!r} (again with PS_SIM_SEED={seed}): "
+                    f"{type(error).__name__} {error}\n{world.described()}"
+                )
 
 
 @pytest.mark.parametrize("name", list(SCENARIOS))

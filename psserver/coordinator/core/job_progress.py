@@ -269,7 +269,12 @@ class JobProgress:
         For shards that have no values any more. Generations go on from here.
         """
         assert self.record is not None
-        point = replace(saved.point, generation=self.record.generation)
+        before = self.start_point
+        point = replace(
+            saved.point,
+            generation=self.record.generation,
+            incarnation_floor=before.incarnation_floor if before is not None else 0,
+        )
         epochs = saved.copied_epochs()
         if self.fences.open is not None:
             self.fences.end()  # no shard goes on in it

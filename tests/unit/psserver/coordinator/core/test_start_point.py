@@ -296,3 +296,14 @@ def test_the_checkpoint_can_be_returned_to_twice() -> None:
     assert epoch == open_epoch()
     assert job.core.progress.start_point is not None
     assert job.core.progress.start_point.generation == 2
+
+
+def test_a_job_that_returns_still_knows_which_numbers_are_taken() -> None:
+    """Also its next coordinator, which has no others than what is kept."""
+    job = begun(workers_min=1)
+    job.add_worker("a")
+    job.add_shards()
+    job.report_all()
+    lose_shard(job, 0)
+    (effect,) = job.of(ReturnToCheckpoint)
+    assert effect.start_point.incarnation_floor == POINT.incarnation_floor
