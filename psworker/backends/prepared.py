@@ -14,9 +14,9 @@ from pswire.schema import OptimizerSpec
 from psworker.backends.backend import PrepareOptions
 from psworker.data import DataSource, LoaderRefused, prepare_loader
 from psworker.errors import ConfigurationError
+from psworker.optim.adjusters import LossScales
 from psworker.optim.buffer_policies import BufferChoice, choose_policies
 from psworker.optim.checks import check_loss, check_same_clip_norm, kinds_text
-from psworker.optim.loss_scales import LossScales
 from psworker.optim.model_schema import describe_optimizer
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer

@@ -23,7 +23,7 @@ from psworker.errors import (
     JobEndedError,
     StartTimeoutError,
 )
-from psworker.member.core import Begin, Join, MemberCore, Seed
+from psworker.member.core import Begin, Join, Seed
 from psworker.member.membership import Membership
 from psworker.member.push_history import PushHistory
 from psworker.member.registration import register, taken_by
@@ -66,6 +66,7 @@ class Session:
         worker: Which start of which worker.
         settings: Settings of the job.
         membership: What the coordinator has sent.
+        core: What this start of the worker decides in the protocol.
         shards: Calls to the shards.
     """
 
@@ -95,6 +96,7 @@ class Session:
         self.worker = worker
         self.settings = settings
         self.membership = Membership(worker)
+        self.core = self.membership.core
         self._wanted_history = history
         self._history = self._opened_history()
         self.shards = ShardCalls(
@@ -144,11 +146,6 @@ class Session:
             await control.close()
             raise
 
-    @property
-    def core(self) -> MemberCore:
-        """What this start of the worker decides in the protocol."""
-        return self.membership.core
-
     async def renew(self, timeout_s: float) -> None:
         """Registers again under the same id, as a new start of the worker.
 
@@ -185,6 +182,7 @@ class Session:
         self.worker = worker
         self._history = self._opened_history()
         self.membership = Membership(worker)
+        self.core = self.membership.core
         self.shards = ShardCalls(
             settings.job_id,
             worker,

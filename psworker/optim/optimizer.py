@@ -21,8 +21,8 @@ from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec, ParameterGroup
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
 from psworker.left_behind import reduced
+from psworker.optim.adjusters import LossScales, Schedules
 from psworker.optim.gradients import check_weight
-from psworker.optim.loss_scales import LossScales
 from psworker.optim.model_schema import (
     BoundSchema,
     describe_groups,
@@ -41,7 +41,6 @@ from psworker.optim.optimizer_state import (
     unpack_residuals,
 )
 from psworker.optim.push_result import PushResult
-from psworker.optim.schedules import Schedules
 from psworker.optim.shard_state import ShardState, WatchedParameters
 from psworker.optim.step_contents import Groups, OptimizerStep, StateLoad
 from psworker.optim.user_calls import UserCalls, in_turn

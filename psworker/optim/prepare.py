@@ -14,17 +14,16 @@ from torch.utils.data import DataLoader
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.job_terms import JobTerms
 from pswire.schema import EntryKind, ModelSchema, OptimizerSpec
+from psworker.optim.adjusters import LossScales, parts
 from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_policies
 from psworker.optim.checks import check_clip_norm, check_loss, check_objects
 from psworker.optim.declared_tensors import refuse_shared_memory, warn_of_extra_state
-from psworker.optim.loss_scales import LossScales
+from psworker.optim.gradients import refuse_modules
 from psworker.optim.model_schema import BoundSchema, bind_models, describe_optimizer
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.object_marks import mark_loaders, mark_models
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.optimizer_state import States, states_of
-from psworker.optim.schedules import parts
-from psworker.optim.sparse_gradients import refuse_modules
 from psworker.tensors.compression import CompressionChoice, read_compression
 
 KINDS: Final[Mapping[str, type[Any]]] = MappingProxyType(

@@ -124,14 +124,13 @@ class Stepper(Publisher):
         averaged_buffers = b""
         if not is_finite or weight == 0:
             held = [None] * len(held)
-        else:
+        elif self._buffers.are_sent:
             place = self._session.membership.record, self._session.worker
-            if self._buffers.are_sent:
-                averaged_buffers = self._buffers.add_to(
-                    held,
-                    self._store,
-                    is_leader=leads(*place, self.sequence_acknowledged + 1),
-                )
+            averaged_buffers = self._buffers.add_to(
+                held,
+                self._store,
+                is_leader=leads(*place, self.sequence_acknowledged + 1),
+            )
         nothing = self._without_gradient(wanted)
         return replace(
             nothing,

@@ -7,8 +7,9 @@ small only. Whoever reads the values gets views of what gRPC received.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
+import grpc.aio
 from typing_extensions import override
 
 from pswire.channels import ChannelKind, aio_channel
@@ -34,7 +35,7 @@ from pswire.v1 import membership_pb2, push_pb2
 from pswire.v1 import parameter_service_pb2 as pb
 from pswire.v1.parameter_service_pb2_grpc import ParameterServiceStub
 from psworker.transport import messages, values
-from psworker.transport.call_error import calling, translated
+from psworker.transport.call_error import CallError, calling, translated
 from psworker.transport.ports import Receiver, ShardPort, Traffic
 from psworker.transport.shard_segments import (
     Declined,
@@ -43,16 +44,17 @@ from psworker.transport.shard_segments import (
     from_thread,
     hand_over,
 )
-from psworker.transport.whole_pushes import WholePushes
 
 if TYPE_CHECKING:
-    import grpc.aio
-
     from pswire.v1.parameter_service_pb2_grpc import ParameterServiceAsyncStub
 
     _PushCall = grpc.aio.StreamStreamCall[bytes, bytes]
     _PullCall = grpc.aio.UnaryStreamCall[bytes, bytes]
     _SeedCall = grpc.aio.StreamUnaryCall[bytes, pb.SeedResponse]
+    _WholeCalls = grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+
+CLOSE_TIMEOUT_S: Final = 1.0
+"""Longest wait for a shard to end a call that has no push any more."""
 
 _FETCH_TIMEOUT_S = 30.0
 """Longest time for one chunk of values. The step that it is for was answered."""
@@ -397,3 +399,83 @@ class ShardClient(ShardPort):
                 choice = membership_pb2.ClockChoice.FromString(bytes(view))
                 receiver.on_staged(read_choice(choice))
         return reply
+
+
+class WholePushes:
+    """Pushes of one message each to one start of one shard, on one call.
+
+    A message on a call that is open costs about a third of a call of its own. To
+    whoever pushes it is a call for each push all the same: any end of it but an answer,
+    be it a refusal, a time-out or a cancellation, ends the call with that push, and the
+    next push opens another one.
+    """
+
+    def __init__(self, calls: "_WholeCalls", peer: str) -> None:
+        """Opens nothing yet.
+
+        Args:
+            calls: Opens calls of `PushPullOnce`.
+            peer: The shard, for the text of errors.
+        """
+        self._calls = calls
+        self._peer = peer
+        self._open: _PushCall | None = None
+
+    async def push(self, message: bytes, *, timeout_s: float) -> bytes:
+        """Sends a push; the answer.
+
+        Raises:
+            CallError: The shard refused it, or it is unknown what became of it.
+        """
+        # Removed meanwhile: a push that is being cancelled is no hindrance.
+        call, self._open = self._open, None
+        if call is None or call.done():
+            with translated(self._peer):
+                call = self._calls()
+        try:
+            with translated(self._peer):
+                async with asyncio.timeout(timeout_s):
+                    answer = await self._exchange(call, message)
+        except TimeoutError:
+            call.cancel()
+            raise CallError(
+                self._peer,
+                "DEADLINE_EXCEEDED",
+                "Deadline Exceeded",
+                refusal=None,
+                decided=False,
+            ) from None
+        except BaseException:
+            call.cancel()
+            raise
+        self._open = call
+        return answer
+
+    async def close(self) -> None:
+        """Ends the call that is open, and carries no push, by saying that none follows.
+
+        What a shard awaits of a call that is cancelled is never freed there
+        (grpc/grpc#43360).
+        """
+        call, self._open = self._open, None
+        if call is None:
+            return
+        # However it ends, nothing is lost with it.
+        with contextlib.suppress(
+            asyncio.InvalidStateError, TimeoutError, grpc.aio.AioRpcError
+        ):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await call.done_writing()
+                await call.read()
+        call.cancel()
+
+    async def _exchange(self, call: "_PushCall", message: bytes) -> bytes:
+        # A call that has ended refuses to write; reading says why.
+        with contextlib.suppress(asyncio.InvalidStateError):
+            await call.write(message)
+        answer = await call.read()
+        if isinstance(answer, bytes):
+            return answer
+        raise CallError(
+            self._peer, "UNAVAILABLE", "it ended the call", refusal=None, decided=False
+        )

@@ -27,7 +27,7 @@ def cancelled(
 ) -> pytest.LogCaptureFixture:
     # A machine that is busy with other tests is no reason to cancel.
     monkeypatch.setattr("psworker.member.session.WATCH_END_TIMEOUT_S", 20.0)
-    monkeypatch.setattr("psworker.transport.whole_pushes.CLOSE_TIMEOUT_S", 20.0)
+    monkeypatch.setattr("psworker.transport.shard_client.CLOSE_TIMEOUT_S", 20.0)
     caplog.set_level(logging.DEBUG, "grpc._cython.cygrpc")
     return caplog
 

@@ -11,9 +11,9 @@ from pswire.limits import CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX
 from pswire.placement import place
 from psworker.errors import UnsupportedError
 from psworker.optim import gradients
+from psworker.optim.gradients import refuse_gradients
 from psworker.optim.model_schema import bind_models, describe_optimizer
 from psworker.optim.prepare import sort_objects
-from psworker.optim.sparse_gradients import refuse_gradients
 from psworker.tensors.tensor_chunks import ChunkSource
 
 
@@ -101,7 +101,7 @@ def test_a_tied_table_may_have_a_dense_gradient() -> None:
 def refusal_at_step(model: Model, optimizer: torch.optim.Optimizer) -> str:
     bound = bind_models({"model": model})
     spec = describe_optimizer("optimizer", optimizer, bound)
-    values = [group.hyperparameters for group in spec.groups]
+    values = tuple(group.hyperparameters for group in spec.groups)
     held = [tensor.grad for tensor in bound.tensors]
     with pytest.raises(UnsupportedError) as caught:
         refuse_gradients(spec, values, held)
@@ -154,7 +154,7 @@ def test_gradients_that_torch_takes_pass(class_name: str) -> None:
 
     refuse_gradients(
         spec,
-        [group.hyperparameters for group in spec.groups],
+        tuple(group.hyperparameters for group in spec.groups),
         [tensor.grad for tensor in bound.tensors],
     )
 
@@ -176,9 +176,9 @@ def test_rows_that_are_mostly_their_numbers_are_refused(
 
     if is_refused:
         with pytest.raises(UnsupportedError, match=r"900000 rows of 2 bytes.*=False"):
-            refuse_gradients(spec, [spec.groups[0].hyperparameters], held)
+            refuse_gradients(spec, (spec.groups[0].hyperparameters,), held)
     else:
-        refuse_gradients(spec, [spec.groups[0].hyperparameters], held)
+        refuse_gradients(spec, (spec.groups[0].hyperparameters,), held)
     source = ChunkSource(held)
     largest = max(
         len(source.encode(chunk, REQUEST_CHUNK_FIELD)) for chunk in placement.chunks

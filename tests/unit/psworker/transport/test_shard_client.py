@@ -11,7 +11,7 @@ import pytest
 from psserver.edge.guard import Context, abort
 from pswire.reasons import ErrorReason, Refusal
 from psworker.transport.call_error import CallError
-from psworker.transport.whole_pushes import WholePushes
+from psworker.transport.shard_client import WholePushes
 
 TIMEOUT_S = 10.0
 
@@ -109,7 +109,7 @@ async def test_a_call_without_a_push_ends_in_order() -> None:
 async def test_a_shard_that_does_not_end_its_call_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("psworker.transport.whole_pushes.CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("psworker.transport.shard_client.CLOSE_TIMEOUT_S", 0.01)
     async with connected() as (server, pushes):
         server.lingers = True
         await pushes.push(b"1", timeout_s=TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Schedulers of a prepared optimizer, and how those of a late worker catch up.
+"""What adjusts an optimizer between its steps: schedulers and loss scales.
 
 A push has the number of steps that each scheduler of its worker has taken. Those of a
 worker that joins later take as many. Until its first step it may be one behind, since
@@ -7,7 +7,11 @@ the others step theirs after their push; that step shows where they are at one c
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from psworker.optim.push_result import PushResult
 
 
 class Schedules:
@@ -57,3 +61,27 @@ def parts(scheduler: LRScheduler) -> Iterator[LRScheduler]:
 
 def _steps_of(scheduler: LRScheduler) -> int:
     return max(int(getattr(each, "last_epoch", 0)) for each in parts(scheduler))
+
+
+class LossScales:
+    """The scalers of a script, as far as one of its optimizers is concerned.
+
+    Each scaler sees only what is infinite in this process. A clock that the shards have
+    skipped is noted in it as if that had been found here, so that the next `update()`
+    lowers the scale of every worker that has stepped.
+    """
+
+    def __init__(self, scalers: Iterable[GradScaler] = ()) -> None:
+        self._scalers = tuple(each for each in scalers if each.is_enabled())
+
+    def __bool__(self) -> bool:
+        return bool(self._scalers)
+
+    def note(self, optimizer: Optimizer, result: PushResult) -> None:
+        """Notes the result of a step in the scaler of its optimizer."""
+        if not (result.skipped or result.nonfinite_worker_ids):
+            return
+        for scaler in self._scalers:
+            # By device; nothing, for a scaler that does not step this optimizer.
+            for found in scaler._found_inf_per_device(optimizer).values():
+                found.fill_(1.0)
