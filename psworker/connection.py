@@ -129,6 +129,16 @@ class Connection:
         return self._backend.place.clock
 
     @property
+    def epoch(self) -> int:
+        """Epoch, from 0, that the newest iteration of the first prepared loader is of.
+
+        Before the first iteration, the first epoch that is not over in the job: 0, but
+        for a worker that joins late, and in a job that goes on from a checkpoint.
+        Without such a loader 0.
+        """
+        return self._loaders[0].epoch if self._loaders else 0
+
+    @property
     def generation(self) -> int:
         """Newest generation known here; grows when workers come or go."""
         return self._backend.place.generation

@@ -18,6 +18,7 @@ from psworker.backends import termination
 from psworker.backends.backend import PrepareOptions, WorkerPlace
 from psworker.backends.prepared import PreparedObjects, leased
 from psworker.config import WorkerConfig
+from psworker.data import LeasedLoader
 from psworker.data.batch_tensors import watch_calls
 from psworker.data.pending import PendingData
 from psworker.data.source import part_in_rounds
@@ -146,10 +147,10 @@ class Job:
         )
         loaders = leased(given.loaders, link)
         try:
-            stepper = self._join_in_order(given, options)
+            stepper = self._join_in_order(given, options, loaders)
         except OtherOrderError as other:
             given = given.in_order(other.positions)
-            stepper = self._join_in_order(given, options)
+            stepper = self._join_in_order(given, options, loaders)
 
         def make(inner: Optimizer, spec: OptimizerSpec) -> PreparedOptimizer:
             made = PreparedOptimizer(
@@ -254,7 +255,9 @@ class Job:
                 error,
             )
 
-    def _join_in_order(self, given: Prepared, options: PrepareOptions) -> Stepper:
+    def _join_in_order(
+        self, given: Prepared, options: PrepareOptions, loaders: Mapping[int, Any]
+    ) -> Stepper:
         placement = given.terms.placement(self._session.settings)
         buffers = Buffers(
             given.bound, given.buffers, given.specs.values(), given.followed
@@ -264,6 +267,10 @@ class Job:
         )
         deadline = time.monotonic() + self._config.start_timeout_s
         joined = Joining(self._loop, self._session, store, given).join_first(deadline)
+        for name, loader in given.loaders.items():
+            made = loaders[id(loader)]
+            if isinstance(made, LeasedLoader):
+                made.note_first_epoch(joined.epochs[name])
         if failpoints.armed:
             failpoints.hit("worker.joined")
         tensors = JobTensors.of(given, store, buffers)

@@ -60,6 +60,7 @@ class LeasedLoader(PreparedLoader):
         self._missed = MissedEpochs(name)
         self._orders = OrderSource(loader)
         self._epoch = 0
+        self._present_epoch = 0
         self._was_over = False
         self._report: EpochReport | None = None
         self._feed = _IndexFeed()
@@ -110,6 +111,18 @@ class LeasedLoader(PreparedLoader):
             "was given to prepare()",
         )
 
+    @property
+    def epoch(self) -> int:
+        """Epoch, from 0, that its newest iteration is of.
+
+        Before the first one, the first epoch of the job that is not over.
+        """
+        return self._present_epoch
+
+    def note_first_epoch(self, epoch: int) -> None:
+        """The job has trained all epochs before this one."""
+        self._present_epoch = epoch
+
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch, from 0, that the next iteration opens."""
         if epoch < 0:
@@ -124,7 +137,7 @@ class LeasedLoader(PreparedLoader):
         older = self._newest() if self._newest is not None else None
         if older is not None:
             older.give_up()
-        epoch = self._epoch
+        epoch = self._present_epoch = self._epoch
         self._epoch += 1
         self._seed_processes()
         made = _EpochIterator(self._name, epoch, self._batches(epoch))

@@ -10,8 +10,8 @@ In the user's thread; whoever is waited for is named in the log.
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -88,12 +88,14 @@ class Joined:
         replies: Of all shards to the pull of the values; empty for who seeded them.
         late_joiner: Takes part until the first step of a worker that has joined others
             who train already.
+        epochs: By loader, the first epoch that was not over.
     """
 
     member: Member
     generation: int
     replies: Sequence[PushReply] = ()
     late_joiner: LateJoiner | None = None
+    epochs: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class Joining:
         self._store = store
         self._given = given
         self._eviction_cause = ""
+        self._epochs: dict[str, int] = {}
 
     def join_first(self, deadline: float) -> Joined:
         """Joins; a worker that is evicted before that tries again as a new start.
@@ -249,7 +252,7 @@ class Joining:
         record, pull = begin.record, begin.pull
         if pull is None:
             self._loop.run(lambda: self._session.share_memory(self._store.placement))
-            return Joined(begin.member, record.generation)
+            return Joined(begin.member, record.generation, epochs=self._epochs)
         late_joiner = None
         if not record.is_start:
             late_joiner = LateJoiner(
@@ -283,7 +286,9 @@ class Joining:
             if old[2] != new[2]
         ]
         self._log_differing(record, others, values_digest, state_digest)
-        return Joined(begin.member, record.generation, replies, late_joiner)
+        return Joined(
+            begin.member, record.generation, replies, late_joiner, self._epochs
+        )
 
     def _log_differing(
         self,
@@ -389,6 +394,7 @@ class Joining:
         if answer.order:
             entries = given.bound.schema.entries
             raise OtherOrderError(answer.order, [entry.name for entry in entries])
+        self._epochs = dict(zip(given.loaders, answer.epochs, strict=True))
         return answer
 
     def _seed(self, order: SeedOrder, deadline: float, log: WaitingLog) -> None:

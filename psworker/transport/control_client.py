@@ -122,7 +122,9 @@ class ControlClient(CoordinatorPort):
         with translated(self.peer):
             parts = list(cut_model(request))  # here: what it refuses ends no call
             response = await self._stub.Join(iter(parts), timeout=timeout_s)
-        return values.JoinAnswer(tuple(response.order), tuple(response.notes))
+        return values.JoinAnswer(
+            tuple(response.order), tuple(response.notes), tuple(response.epochs)
+        )
 
     @override
     async def declare_optimizer(

@@ -17,10 +17,12 @@ class JoinAnswer:
         order: Position in the job of each of the worker's tensors; empty where the
             job has them in the same order.
         notes: What the worker's log should say, a line each.
+        epochs: Of each of the worker's loaders, the first epoch that is not over.
     """
 
     order: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    epochs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

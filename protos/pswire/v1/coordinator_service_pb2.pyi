@@ -1385,6 +1385,7 @@ class JoinResponse(google.protobuf.message.Message):
 
     ORDER_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
+    EPOCHS_FIELD_NUMBER: builtins.int
     @property
     def order(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Position in the job of each of the worker's tensors, where the job has the
@@ -1397,13 +1398,18 @@ class JoinResponse(google.protobuf.message.Message):
         each.
         """
 
+    @property
+    def epochs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of each loader of the request, the first epoch that is not over."""
+
     def __init__(
         self,
         *,
         order: collections.abc.Iterable[builtins.int] | None = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
+        epochs: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["notes", b"notes", "order", b"order"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epochs", b"epochs", "notes", b"notes", "order", b"order"]) -> None: ...
 
 global___JoinResponse = JoinResponse
 

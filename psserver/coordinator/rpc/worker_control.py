@@ -158,10 +158,11 @@ class WorkerControl:
             )
             raise
         self._host.pump_for_caller()
-        model = self._host.core.model
+        model, ledger = self._host.core.model, self._host.core.ledger
         return messages.JoinResponse(
             order=model.order_of(terms.schema),
             notes=[*([note] if note else ()), *model.doubts(terms.schema)],
+            epochs=[ledger.first_open(loader) for loader in request.loaders],
         )
 
     async def _read_join(

@@ -151,6 +151,12 @@ class DataLedger:
             or (each.loader == loader and each.origin)
         )
 
+    def first_open(self, loader: str) -> int:
+        """The first epoch of a loader that is not over, be it that nobody opened it."""
+        numbers = [n for name, n in self._epochs if name == loader]
+        still_open = (n for n in numbers if not self._epochs[loader, n].is_closed)
+        return min(still_open, default=max(numbers, default=-1) + 1)
+
     def epochs(self) -> tuple[EpochLedger, ...]:
         return tuple(self._epochs.values())
 

@@ -357,3 +357,19 @@ def test_ranges_of_unknown_epochs_are_ignored() -> None:
     pieces = (DataRange("z", 9, 0, 1),)
     ledger.take_report(A, DataReport(pieces, pieces, skipped=pieces))
     assert ledger.epochs() == ()
+
+
+def test_the_first_epoch_that_is_not_over_is_told() -> None:
+    ledger = DataLedger(1)
+    assert ledger.first_open("loader") == 0
+    shape = EpochShape(position_count=2, batch_size=2, drop_last=False)
+    for epoch in range(2):
+        ledger.open_epoch(key("a"), "loader", epoch, shape)
+    _, second = ledger.epochs()
+    second.consume(key("a"), tuple(second.lease(key("a"), (), 1)))
+    assert second.is_closed
+    assert ledger.first_open("loader") == 0
+    first, _ = ledger.epochs()
+    first.consume(key("a"), tuple(first.lease(key("a"), (), 1)))
+    assert ledger.first_open("loader") == 2
+    assert ledger.first_open("other") == 0
