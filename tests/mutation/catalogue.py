@@ -1788,4 +1788,15 @@ BUGS = (
         ),
         tests=("tests/unit/psserver/shard/core/test_clock_table.py",),
     ),
+    PlantedBug(
+        "training goes on before a checkpoint is copied",
+        (
+            Edit(
+                "psserver/shard/host/checkpoint_parts.py",
+                "            if not copy.awaited_count:\n",
+                "            if copy.awaited_count == 1:\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/host/test_checkpoint_parts.py",),
+    ),
 )

@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from psserver.edge.fence_report import FenceReport
+from psserver.shard.core.core_image import CoreImage
 from psserver.shard.core.push import PushId, Reply
 from psserver.shard.core.shard_fence import Cut
 from pswire.membership import ClockChoice, WorkerKey
@@ -185,10 +186,12 @@ class CopyImage:
     Attributes:
         cut: What the image is of.
         clock: Highest clock that is in; in SSP and ASP the smallest one, for people.
+        core: For a checkpoint, the protocol.
     """
 
     cut: Cut
     clock: int
+    core: CoreImage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from psserver.edge.fence_report import FenceReport, WorkerHolding
 from psserver.shard.core.clock_commits import check_repeated
 from psserver.shard.core.clock_progress import ClockProgress
 from psserver.shard.core.clock_table import closed_refusal
+from psserver.shard.core.core_image import CoreImage
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import CopyImage, RefusePush
 from psserver.shard.core.push import PushId
@@ -17,6 +18,7 @@ from psserver.shard.core.shard_fence import OpenFence
 from psserver.shard.core.shard_state import ShardState
 from pswire.membership import (
     ClockChoice,
+    CutPurpose,
     Departure,
     FenceKind,
     Member,
@@ -228,7 +230,10 @@ class ShardProgress:
         assert pending is not None
         pending.is_copying = True
         clock = pending.cut.clock if pending.is_streamed else self._table.applied_clock
-        self._state.effects.append(CopyImage(cut=pending.cut, clock=clock))
+        state, core = self._state, None
+        if pending.cut.purpose is CutPurpose.CHECKPOINT:
+            core = CoreImage.of(state.clocks, state.on_shard, state.used)
+        state.effects.append(CopyImage(cut=pending.cut, clock=clock, core=core))
 
     def _settle(self, departure: Departure) -> None:
         """Throws away what a member sent beyond its last push that counts."""

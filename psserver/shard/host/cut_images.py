@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 
 from psserver.edge.cut_report import CutReport
-from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.arithmetic import Arithmetic
 from psserver.shard.tensors.apply_engine import ApplyEngine
 from psserver.shard.tensors.shard_vectors import ShardVectors
@@ -25,7 +24,7 @@ class CutImages:
     def make(
         self,
         engine: ApplyEngine,
-        cut: Cut,
+        snapshot_id: int,
         arithmetic: Arithmetic,
         *,
         done: Callable[[CutReport], None],
@@ -34,11 +33,10 @@ class CutImages:
 
         Args:
             engine: Whose values. No chunk may be applied meanwhile.
-            cut: What the image is of.
+            snapshot_id: Name of the cut.
             arithmetic: Where the copy is made.
             done: Called with how it went.
         """
-        snapshot_id = cut.snapshot_id
 
         def copied(image: ShardVectors) -> None:
             if snapshot_id > self._unwanted_max:

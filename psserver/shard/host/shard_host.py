@@ -6,9 +6,10 @@ Everything but the arithmetic happens in one event loop; see `arithmetic.py`.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from psserver.edge.changes import Changes
-from psserver.edge.cut_report import CutReport
+from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.monotonic import now_ms
 from psserver.edge.staging_calls import StagingCalls
@@ -34,6 +35,7 @@ from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.answer_slots import AnswerSlots
 from psserver.shard.host.arithmetic import Arithmetic
+from psserver.shard.host.checkpoint_parts import CheckpointParts
 from psserver.shard.host.chunk_updates import ChunkUpdates, ClockNorms
 from psserver.shard.host.cut_images import CutImages
 from psserver.shard.host.history import ShardHistory
@@ -44,6 +46,7 @@ from psserver.shard.host.shard_model import ShardModel, shard_model
 from psserver.shard.host.shared_segments import SharedSegments
 from psserver.shard.tensors.shard_vectors import private_memory, shared_memory
 from psserver.shard.tensors.values_encoder import Messages
+from pswire.checkpoint.manifest import part_name
 from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
@@ -52,6 +55,9 @@ from pswire.optimizer_states import encode_state
 from pswire.reasons import ErrorReason, Refusal
 
 log = logging.getLogger("psserver.shard")
+
+Report = FenceReport | CutReport | PartReport
+"""What the coordinator hears, until it has taken it."""
 
 ANSWERS_OF_WORKER_MAX = 4
 """Answers of a kind that are under way to a worker. It reads one, beside it single
@@ -81,6 +87,7 @@ class ShardHost:
             does not read holds up none of its steps.
         snapshot_answers: Answers with snapshots to machines.
         images: Parts of snapshots.
+        checkpoints: Parts of checkpoints.
         shared: Memory shared with workers on the same machine.
         history: What it does, for an offline check.
         silent_since_ms: When the coordinator was last heard, once that is a lease ago.
@@ -100,7 +107,7 @@ class ShardHost:
         self.incarnation = incarnation
         self.settings = settings
         self.changes = Changes()
-        self.outbox: asyncio.Queue[FenceReport | CutReport] = asyncio.Queue()
+        self.outbox: asyncio.Queue[Report] = asyncio.Queue()
         self.members = HostedMembers()
         self.resting = RestingCalls(self.members)
         self.staging = StagingCalls()
@@ -118,6 +125,11 @@ class ShardHost:
         self._model: ShardModel | None = None
         self._seeder: WorkerKey | None = None
         self._arithmetic = Arithmetic(thread_count)
+        self.checkpoints = CheckpointParts(
+            part_name(shard_index, settings.shard_count),
+            self._arithmetic,
+            self.outbox.put_nowait,
+        )
         self._updates = ChunkUpdates(self._arithmetic, self.members, self.pump)
         self._norms = ClockNorms(self._arithmetic, self.pump)
         self._is_pumping = False
@@ -126,6 +138,7 @@ class ShardHost:
         """Ends every call and the threads."""
         self.end_sessions(Refusal(ErrorReason.DRAINING, "the shard is shutting down"))
         self.resting.end_all()
+        self.checkpoints.close()
         self._arithmetic.close()
         self.history.close()
         # `grpc.aio` keeps what a cancelled call has awaited (grpc/grpc#43360), and with
@@ -262,8 +275,16 @@ class ShardHost:
 
     def release_image(self, snapshot_id: int) -> None:
         """Frees an image, also one that is still being made or not begun."""
-        if not self.images.release(snapshot_id) and self._model is not None:
+        is_here = self.checkpoints.release(snapshot_id) or self.images.release(
+            snapshot_id
+        )
+        if not is_here and self._model is not None:
             self._call(lambda core: core.withdraw_cut(snapshot_id))
+
+    def release_images_up_to(self, snapshot_id: int) -> None:
+        """Frees all images up to one."""
+        self.images.release_up_to(snapshot_id)
+        self.checkpoints.release_up_to(snapshot_id)
 
     def set_silent(self, since_ms: int | None) -> None:
         """Holds all calls since the coordinator is silent for a lease, or goes on.
@@ -452,13 +473,7 @@ class ShardHost:
             case DiscardSeed():
                 model.engine.begin_seed()
             case CopyImage():
-                self.history.copying(effect.cut, effect.clock)
-                self.images.make(
-                    model.engine,
-                    effect.cut,
-                    self._arithmetic,
-                    done=lambda report: self._end_copy(model, report),
-                )
+                self._copy_image(model, effect)
             case HyperparametersDiffer():
                 warn_hyperparameters(effect)
                 self.members.of(effect.other).difference = effect
@@ -497,6 +512,15 @@ class ShardHost:
         # trusted, so the job ends here and says so.
         log.error("the update of chunk %d failed", chunk_index, exc_info=error)
         self.fail(f"shard {self.shard_index} could not apply an update")
+
+    def _copy_image(self, model: ShardModel, effect: CopyImage) -> None:
+        self.history.copying(effect.cut, effect.clock)
+        snapshot_id = effect.cut.snapshot_id
+        end = partial(self._end_copy, model)
+        if effect.core is None:
+            self.images.make(model.engine, snapshot_id, self._arithmetic, done=end)
+        else:
+            self.checkpoints.make(model, snapshot_id, effect.core, done=end)
 
     def _end_copy(self, model: ShardModel, report: CutReport) -> None:
         self.outbox.put_nowait(report)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import grpc
 import grpc.aio
 
-from psserver.edge.cut_codec import cut_request
+from psserver.edge.cut_codec import cut_request, part_request, read_place
 from psserver.edge.cut_report import CutReport
 from psserver.edge.fence_codec import fence_request
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.memory_grant import MemoryGrant
 from psserver.shard.core.shard_fence import Cut
-from psserver.shard.host.shard_host import ShardHost
+from psserver.shard.host.shard_host import Report, ShardHost
 from psserver.shard.rpc.coordinator_outage import Outage, Silence
 from psserver.shard.rpc.progress_report import ProgressReport
 from pswire.error_details import is_decided, refusal_from_rpc_error
@@ -159,9 +159,7 @@ class CoordinatorClient:
             except grpc.aio.AioRpcError as error:
                 log.debug("progress was not taken: %s", error.details())
 
-    async def _send_report(
-        self, host: ShardHost, report: FenceReport | CutReport
-    ) -> None:
+    async def _send_report(self, host: ShardHost, report: Report) -> None:
         if isinstance(report, FenceReport):
             fence = fence_request(
                 report,
@@ -173,7 +171,7 @@ class CoordinatorClient:
             await self._until_answered(
                 lambda: self._stub.ReportFence(fence, timeout=CALL_TIMEOUT_S)
             )
-        else:
+        elif isinstance(report, CutReport):
             cut = cut_request(
                 report,
                 job_id=host.job_id,
@@ -183,6 +181,17 @@ class CoordinatorClient:
             cut.process_id = self._process_id
             await self._until_answered(
                 lambda: self._stub.ReportCut(cut, timeout=CALL_TIMEOUT_S)
+            )
+        else:
+            part = part_request(
+                report,
+                job_id=host.job_id,
+                shard_index=host.shard_index,
+                incarnation=host.incarnation,
+            )
+            part.process_id = self._process_id
+            await self._until_answered(
+                lambda: self._stub.ReportCheckpoint(part, timeout=CALL_TIMEOUT_S)
             )
 
     async def _until_answered(
@@ -254,6 +263,9 @@ def _take_event(host: ShardHost, event: messages.WatchShardResponse) -> None:
                     CutPurpose(cut.purpose),
                 ),
             )
+        case "write":
+            write = event.write
+            host.checkpoints.write(write.snapshot_id, read_place(write.place))
         case "release":
             host.release_image(event.release.snapshot_id)
         case "end":
@@ -267,4 +279,4 @@ def _take_view(host: ShardHost, view: messages.ShardView) -> None:
     if view.HasField("record"):
         host.install_record(read_record(view.record))
     host.abort_fence(view.fence_closed_number)
-    host.images.release_up_to(view.snapshot_closed_id)
+    host.release_images_up_to(view.snapshot_closed_id)

@@ -7,8 +7,9 @@ import pytest
 
 from psserver.edge.fence_report import WorkerHolding
 from psserver.shard.core.core_image import CoreImage, WindowImage
+from psserver.shard.core.shard_fence import Cut
 from pswire.leased_data import DataRange
-from pswire.membership import Mode
+from pswire.membership import CutPurpose, FenceKind, Mode
 from pswire.outcome import Outcome
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard
@@ -92,6 +93,20 @@ def test_whoever_has_ended_is_in_the_version_alone() -> None:
     image = image_of(shard)
     assert [window.worker for window in image.windows] == [key("a")]
     assert image.version == 2
+
+
+def test_a_cut_has_it_for_a_checkpoint_alone() -> None:
+    for purpose in CutPurpose:
+        shard = DrivenShard({"a": 0}, [0], mode=Mode.ASP)
+        shard.freeze(2, FenceKind.CUT)
+        shard.core.decide_cut(2, Cut(9, 0, {key("a"): 1}, purpose))
+        shard.step("a", 1, [0])
+        (copy,) = shard.copies()
+        if purpose is CutPurpose.CHECKPOINT:
+            assert copy.core is not None
+            assert copy.core.windows[0].done_sequence == 1
+        else:
+            assert copy.core is None
 
 
 def full_image() -> CoreImage:

@@ -12,15 +12,17 @@ from typing import Any, Final, cast
 import pytest
 import torch
 
+from psserver.shard.core.core_image import CoreImage
 from psserver.shard.tensors.apply_engine import ApplyEngine
-from psserver.shard.tensors.chunk_image import ChunkImage, ChunkReader
+from psserver.shard.tensors.chunk_image import ChunkImage
 from psserver.shard.tensors.optimizer_state import part_of, spans_of
 from psserver.shard.tensors.recut_images import Source, put_together
+from psserver.shard.tensors.shard_image import PartOfImage, ShardImage
 from pswire.checkpoint.errors import DamagedError
 from pswire.checkpoint.parts import PartReader, write_part
 from pswire.checkpoint.recut import Recut
 from pswire.optimizers import SUPPORTED
-from pswire.placement import Chunk, place
+from pswire.placement import place
 from pswire.reasons import Refusal
 from pswire.torch_types import buffer_of
 from tests.doubles.chunk_sizes import cut_into
@@ -53,45 +55,35 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     cut_into(monkeypatch, 64, 256)
 
 
-Tensors = dict[str, torch.Tensor]
-Digests = dict[str, dict[int, str]]
+CORE: Final = CoreImage(version=0, applied_clock=0, frontier=0, windows=(), used={})
 
 
-def images_of(engine: ApplyEngine, chunks: Sequence[Chunk]) -> tuple[Tensors, Digests]:
-    """What a shard writes, and the declarations that its state is of."""
-    tensors: Tensors = {}
-    digests: Digests = {}
-    for chunk in chunks:
-        image = engine.image_of(chunk.index)
-        tensors |= image.named(chunk.index)
-        for optimizer, held in image.states.items():
-            digests.setdefault(optimizer, {})[chunk.index] = held.spec_digest
-    return tensors, digests
+def image_of(shards: Shards, shard_index: int) -> ShardImage:
+    """All that a shard holds."""
+    chunks = shards.placement.chunks_by_shard[shard_index]
+    engine = shards.engines[shard_index]
+    return ShardImage(
+        CORE, {each.index: engine.image_of(each.index) for each in chunks}
+    )
 
 
-def written(tensors: Tensors) -> PartReader:
-    """A part with these tensors."""
+def written(
+    image: ShardImage, changed: Mapping[str, torch.Tensor | None] | None = None
+) -> PartOfImage:
+    """A shard's part, of which some tensors were changed."""
+    tensors = {**image.tensors(), **(changed or {})}
     with TemporaryDirectory() as folder:
         path = Path(folder, "part")
-        write_part(path, tensors, {})
+        kept = {name: each for name, each in tensors.items() if each is not None}
+        write_part(path, kept, image.metadata())
         data = path.read_bytes()
-    return PartReader(cast("RawIOBase", BytesIO(data)), len(data), "part")
-
-
-def parts_of(shards: Shards) -> list[ChunkReader]:
-    """What all shards have written."""
-    readers = []
-    for engine, chunks in zip(
-        shards.engines, shards.placement.chunks_by_shard, strict=True
-    ):
-        tensors, digests = images_of(engine, chunks)
-        readers.append(ChunkReader(written(tensors), digests))
-    return readers
+    part = PartReader(cast("RawIOBase", BytesIO(data)), len(data), "part")
+    return PartOfImage(part)
 
 
 def onto(shards: Shards, shard_count: int, chunk_bytes: int) -> Shards:
     """Other shards, which go on from what these have written."""
-    parts = parts_of(shards)
+    parts = [written(image_of(shards, index)) for index in range(len(shards.engines))]
     made = copy.copy(shards)
     made.placement = place(shards.schema, shard_count, chunk_bytes)
     made.engines = [
@@ -298,11 +290,7 @@ def image_with(changed: Mapping[str, torch.Tensor | None]) -> ChunkImage:
     optimizers = {"optimizer": torch.optim.Adam(parameters)}
     shards = Shards(parameters, optimizers, shard_count=1)
     shards.step([Push("w0", 1, [torch.randn(6).bfloat16() for _ in parameters])])
-    tensors, digests = images_of(shards.engines[0], shards.placement.chunks)
-    kept = {
-        name: each for name, each in {**tensors, **changed}.items() if each is not None
-    }
-    return ChunkReader(written(kept), digests).read(shards.placement.chunks[0])
+    return written(image_of(shards, 0), changed).read(shards.placement.chunks[0])
 
 
 @pytest.mark.parametrize(
