@@ -4,7 +4,12 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from psserver.edge.coordinator_settings import CoordinatorSettings
+from psserver.edge.checkpoint_interval import EVERY_TEN_MINUTES, CheckpointInterval
+from psserver.edge.coordinator_settings import (
+    CHECKPOINT_KEEP_COUNT_DEFAULT,
+    CheckpointSettings,
+    CoordinatorSettings,
+)
 from pswire.addresses import Address
 from pswire.keepalive import reconnect_grace_ms
 from pswire.limits import (
@@ -53,6 +58,9 @@ CHUNK_KIB = NumberRange(
     why="smaller chunks cost more than their bytes, and larger ones leave too few that "
     "are sent, updated and answered at the same time; leave it out for the size that "
     "suits the model",
+)
+CHECKPOINT_KEEP_COUNT = NumberRange(
+    1, 100_000, why="the newest one is what a job goes on from"
 )
 JOB_SEED = NumberRange(0, NUMBER_MAX, why="0 leaves the order to the workers")
 THREAD_COUNT = NumberRange(1, 1024)
@@ -115,6 +123,10 @@ class CoordinatorConfig:
             sooner, and takes slow machines for dead ones.
         job_seed: From which the seeds of all epochs follow; 0 for none: the orders
             of data are those that the workers draw.
+        checkpoint_url: Folder of the job's checkpoints: a path or an fsspec URL; None
+            for a job that makes none.
+        checkpoint_interval: How often one is made; None for the default.
+        checkpoint_keep_count: How many stay; None for the default.
         history: Where it writes its history, see `pswire.history`; empty for none.
     """
 
@@ -132,6 +144,9 @@ class CoordinatorConfig:
     chunk_kib: int | None = None
     lease_ttl_ms: int = 10_000
     job_seed: int = 0
+    checkpoint_url: str | None = None
+    checkpoint_interval: CheckpointInterval | None = None
+    checkpoint_keep_count: int | None = None
     history: str = ""
 
     def validate(self) -> None:
@@ -149,6 +164,7 @@ class CoordinatorConfig:
             _check("--chunk-kib", CHUNK_KIB, self.chunk_kib)
         self._validate_staleness()
         self._validate_two_phases()
+        self._validate_checkpoints()
 
     def job_settings(self, *, job_id: str, job_seed: int) -> CoordinatorSettings:
         """The settings of the job, with what they switch on."""
@@ -167,6 +183,7 @@ class CoordinatorConfig:
             is_staleness_scaled=self.is_staleness_scaled,
             delay_compensation=self.delay_compensation,
             chunk_bytes=(self.chunk_kib or 0) << 10,
+            checkpoints=self._checkpoints,
         )
 
     def notes(self) -> tuple[str, ...]:
@@ -205,6 +222,21 @@ class CoordinatorConfig:
         return StepAtomicity.CLOCK if self._needs_two_phases else StepAtomicity.CHUNK
 
     @property
+    def _checkpoints(self) -> CheckpointSettings | None:
+        url = self.checkpoint_url
+        if url is None:
+            return None
+        protocol, _, path = url.rpartition("://")
+        if protocol in ("", "file", "local"):
+            # Shards may have other working directories.
+            url = str(Path(path).expanduser().absolute())
+        return CheckpointSettings(
+            url=url,
+            interval=self.checkpoint_interval or EVERY_TEN_MINUTES,
+            keep_count=self.checkpoint_keep_count or CHECKPOINT_KEEP_COUNT_DEFAULT,
+        )
+
+    @property
     def _needs_two_phases(self) -> tuple[str, ...]:
         """Options that can't do without two-phase steps, as they were given."""
         found = []
@@ -235,6 +267,22 @@ class CoordinatorConfig:
         if bound is not None:
             _check("--staleness", STALENESS_BOUND, bound)
         _check("--delay-compensation", DELAY_COMPENSATION, self.delay_compensation)
+
+    def _validate_checkpoints(self) -> None:
+        keep_count = self.checkpoint_keep_count
+        if keep_count is not None:
+            _check("--checkpoint-keep", CHECKPOINT_KEEP_COUNT, keep_count)
+        if self.checkpoint_url is not None:
+            return
+        for option, value in (
+            ("--checkpoint-every", self.checkpoint_interval),
+            ("--checkpoint-keep", keep_count),
+        ):
+            if value is not None:
+                raise OptionError(
+                    f"{option} {value} has no meaning without --checkpoint-dir: say "
+                    "where checkpoints shall go, or leave it out"
+                )
 
     def _validate_two_phases(self) -> None:
         count = self.backup_worker_count

@@ -10,7 +10,7 @@ import sys
 
 from psserver.config import ConfigurationError, CoordinatorConfig, OptionError
 from psserver.edge.ending import JobFailedError
-from psserver.edge.lifecycle import DRAIN_TIMEOUT_S, stay
+from psserver.edge.lifecycle import DRAIN_TIMEOUT_S, LAST_CHECKPOINT_S, stay
 from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
 from pswire.history import is_for_many
@@ -47,6 +47,8 @@ async def run_local(
     try:
         await stay(_supervise(config, job_arguments, children, verbose=verbose))
     finally:
+        if config.checkpoint_url is not None:
+            await _stop_first(children)
         await _stop(children)
 
 
@@ -128,6 +130,22 @@ def _prepare_child() -> None:
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+async def _stop_first(children: list[asyncio.subprocess.Process]) -> None:
+    """Tells the coordinator to end, and waits for its last checkpoint.
+
+    Its shards must live until then.
+    """
+    if not children:
+        return
+    coordinator = children[0]
+    assert coordinator.stdout is not None
+    with contextlib.suppress(ProcessLookupError):
+        coordinator.terminate()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_CHECKPOINT_S + 1):
+            await coordinator.stdout.readline()  # or its end
 
 
 async def _stop(children: list[asyncio.subprocess.Process]) -> None:

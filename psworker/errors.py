@@ -134,7 +134,7 @@ class StepTimeoutError(WaitTimeoutError):
 
 
 class SnapshotError(PsError):
-    """No snapshot could be read."""
+    """No snapshot could be read, or no checkpoint made."""
 
 
 class SnapshotGoneError(SnapshotError):
@@ -259,6 +259,7 @@ ERROR_CLASSES: Final[Mapping[ErrorReason, type[PsError]]] = MappingProxyType(
         ErrorReason.SEGMENT_GONE: UnavailableError,
         ErrorReason.STATE_NOT_WRITTEN: UnavailableError,
         ErrorReason.MEMORY_EXCEEDED: LimitError,
+        ErrorReason.CHECKPOINT_FAILED: SnapshotError,
     }
 )
 """Class of every reason that a server may give."""

@@ -52,6 +52,7 @@ class ErrorReason(IntEnum):
     SEGMENT_GONE = 30
     STATE_NOT_WRITTEN = 31
     MEMORY_EXCEEDED = 32
+    CHECKPOINT_FAILED = 33
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,12 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
             "FAILED_PRECONDITION",
             False,
             "begin a job of more shards, on machines with enough memory in all",
+        ),
+        ErrorReason.CHECKPOINT_FAILED: ErrorCase(
+            "UNAVAILABLE",
+            True,
+            "look at the folder of --checkpoint-dir, which the coordinator and all "
+            "shards write to; training goes on, and another one is tried soon",
         ),
         ErrorReason.STATE_NOT_WRITTEN: ErrorCase(
             "UNAVAILABLE",

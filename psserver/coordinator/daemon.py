@@ -22,9 +22,10 @@ from psserver.edge.descriptors import (
     watch_descriptors,
 )
 from psserver.edge.ending import JobFailedError
-from psserver.edge.lifecycle import announce, bind, stay, stop
+from psserver.edge.lifecycle import STOPPING_LINE, announce, bind, stay, stop
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_folder
+from pswire.checkpoint.folder import CheckpointFolder
 from pswire.keepalive import coordinator_keepalive
 
 SERVICE = "pswire.v1.CoordinatorService"
@@ -48,6 +49,8 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
     """Serves one job until told to stop, or until the job has failed.
 
     Raises:
+        CheckpointError: The folder of checkpoints can't be written, or is another
+            job's.
         ConfigurationError: The address can't be bound.
         StateFolderError: The state folder can't be used.
         JobFailedError: The job can't go on.
@@ -56,6 +59,8 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
     with held_folder(config.state_dir), JobStore(config.state_dir) as store:
         settings = config.job_settings(job_id=new_job_id(), job_seed=config.job_seed)
         host = CoordinatorHost(settings, store)
+        if settings.checkpoints is not None:
+            host.checkpoints.claim(CheckpointFolder(settings.checkpoints.url))
         host.history = CoordinatorHistory.open(config.history, host.core.settings)
         server = make_server(
             ServerKind.COORDINATOR,
@@ -73,6 +78,9 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         announce("coordinator", address)
         try:
             await stay(host.run_clock(), _fail_with(host), watch_descriptors())
+            if settings.checkpoints is not None:
+                await host.save_last()
+                print(STOPPING_LINE, flush=True)
         finally:
             await health.enter_graceful_shutdown()
             await stop(server)

@@ -8,6 +8,8 @@ from psserver.edge.checkpoint_interval import EVERY_TEN_MINUTES, CheckpointInter
 from pswire.job_settings import JobSettings
 from pswire.membership import LossPolicy, StepAtomicity
 
+CHECKPOINT_KEEP_COUNT_DEFAULT: Final = 3
+
 RETURN_MS_MIN: Final = 5_000
 """Time that peers have to come back after the coordinator's own start, however short
 the lease is: a connection that was refused is tried again after up to 2.4 s."""
@@ -26,7 +28,7 @@ class CheckpointSettings:
 
     url: str
     interval: CheckpointInterval = EVERY_TEN_MINUTES
-    keep_count: int = 3
+    keep_count: int = CHECKPOINT_KEEP_COUNT_DEFAULT
     timeout_ms: int = 1_800_000
 
 

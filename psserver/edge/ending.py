@@ -9,6 +9,7 @@ from typing import Any
 from psserver.config import ConfigurationError, OptionError
 from psserver.edge.state_folder import StateFolderError
 from pswire import failpoints
+from pswire.checkpoint.errors import CheckpointError
 from pswire.exit_codes import ExitCode
 from pswire.failpoints import FailpointError
 from pswire.history import HistoryPathError
@@ -41,7 +42,12 @@ def run_daemon(daemon: Coroutine[Any, Any, None]) -> ExitCode:
         _run(daemon)
     except OptionError as error:
         return _said(str(error), ExitCode.USAGE)
-    except (ConfigurationError, HistoryPathError, StateFolderError) as error:
+    except (
+        CheckpointError,
+        ConfigurationError,
+        HistoryPathError,
+        StateFolderError,
+    ) as error:
         return _said(str(error), ExitCode.BAD_CONFIGURATION)
     except JobFailedError as error:
         return _said(f"the job has failed: {error}", ExitCode.PEER_UNAVAILABLE)

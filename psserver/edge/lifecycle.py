@@ -20,6 +20,13 @@ DRAIN_TIMEOUT_S = 2.0
 HANDLER_TIMEOUT_S = 0.5
 """Time for handlers to end after their calls have."""
 
+LAST_CHECKPOINT_S = 60.0
+"""Longest wait for the last checkpoint, after SIGTERM."""
+
+STOPPING_LINE = "psserver coordinator stops"
+"""What a coordinator that makes checkpoints prints when it has made the last one, so
+that its supervisor ends the shards, too."""
+
 log = logging.getLogger("psserver")
 
 

@@ -94,6 +94,11 @@ class Storage(Protocol):
         """Deletes a folder, if it is there and empty."""
 
 
+def shown_url(url: str) -> str:
+    """A URL or a path for people: without a password."""
+    return re.sub(r"://[^/@]*@", "://...@", printable(url))
+
+
 def storage_of(url: str) -> Storage:
     """What reads and writes a URL or a path.
 
@@ -105,7 +110,7 @@ def storage_of(url: str) -> Storage:
         raise CheckpointError("a folder of checkpoints has no name: give a path or URL")
     if protocol in ("", "file", "local"):
         return LocalStorage(Path(rest).expanduser().absolute())
-    shown = re.sub(r"://[^/@]*@", "://...@", printable(url))
+    shown = shown_url(url)
     from fsspec.core import url_to_fs
 
     try:

@@ -93,6 +93,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The coordinator's disk does not take the change, which is undone."""
     ERROR_REASON_MEMORY_EXCEEDED: _ErrorReason.ValueType  # 32
     """The shards may not use as much memory as the model takes."""
+    ERROR_REASON_CHECKPOINT_FAILED: _ErrorReason.ValueType  # 33
+    """The checkpoint could not be completed. Those before are as they were."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Every reason a paramserver process gives for refusing a call. The status
@@ -167,6 +169,8 @@ ERROR_REASON_STATE_NOT_WRITTEN: ErrorReason.ValueType  # 31
 """The coordinator's disk does not take the change, which is undone."""
 ERROR_REASON_MEMORY_EXCEEDED: ErrorReason.ValueType  # 32
 """The shards may not use as much memory as the model takes."""
+ERROR_REASON_CHECKPOINT_FAILED: ErrorReason.ValueType  # 33
+"""The checkpoint could not be completed. Those before are as they were."""
 global___ErrorReason = ErrorReason
 
 @typing.final

@@ -557,11 +557,26 @@ class CoordinatorCore:
                 WriteCheckpoint(snapshot_id=snapshot_id, place=place)
             )
 
-    def checkpoint_committed(self, snapshot_id: int, now_ms: int) -> None:
-        """The manifest of a checkpoint is durable."""
+    def checkpoint_write(self, slot: ShardSlot) -> WriteCheckpoint | None:
+        """What a shard that watches again is to write, as it may not have heard."""
+        checkpoint = self.checkpoints.pending
+        if checkpoint is None or checkpoint.place is None:
+            return None
+        if slot.index in checkpoint.parts:
+            return None
+        return WriteCheckpoint(
+            snapshot_id=checkpoint.snapshot_id, place=checkpoint.place
+        )
+
+    def checkpoint_committed(
+        self, snapshot_id: int, saved: SavedJob, now_ms: int
+    ) -> None:
+        """The manifest of a checkpoint is durable, and has the job like this."""
         checkpoint = self.checkpoints.of(snapshot_id)
         assert checkpoint is not None, "one that is being committed is not given up"
         self.checkpoints.committed(checkpoint, now_ms)
+        if checkpoint.is_finite:
+            self.way_back = saved
         self.progress.pump(now_ms)
 
     def fail_checkpoint(self, snapshot_id: int, reason: str, now_ms: int) -> None:

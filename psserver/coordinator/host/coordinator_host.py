@@ -7,9 +7,12 @@ from collections.abc import Callable
 from psserver.coordinator.core.coordinator_effects import (
     Abort,
     Announce,
+    CheckpointFailed,
+    CommitCheckpoint,
     CoordinatorEffect,
     DecideCut,
     EndJob,
+    NameCheckpoint,
     OrderSeed,
     Persist,
     Prepare,
@@ -17,11 +20,13 @@ from psserver.coordinator.core.coordinator_effects import (
     ReturnToCheckpoint,
     SchemaFixed,
     WorkerCutOff,
+    WriteCheckpoint,
 )
 from psserver.coordinator.core.data.split_book import SplitBook
 from psserver.coordinator.core.roster import GONE, PRESENT, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot, ShardStanding
 from psserver.coordinator.core.start_point import SavedJob
+from psserver.coordinator.host.checkpoint_saver import CheckpointSaver
 from psserver.coordinator.host.data_leases import DataLeases
 from psserver.coordinator.host.history import CoordinatorHistory
 from psserver.coordinator.host.job_waits import JobWaits
@@ -35,7 +40,7 @@ from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
 from psserver.edge.monotonic import now_ms
 from pswire import failpoints
 from pswire.leased_data import DataReport
-from pswire.membership import Mode, Record, StepAtomicity, WorkerKey
+from pswire.membership import CutPurpose, Mode, Record, StepAtomicity, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 TICK_S = 0.05
@@ -65,6 +70,7 @@ class CoordinatorHost:
         waits: For whom the job waits.
         data: Leases of data, and splits that were recorded.
         snapshots: Readers that want one.
+        checkpoints: Has checkpoints written.
         history: What it decided, for an offline check.
     """
 
@@ -96,6 +102,9 @@ class CoordinatorHost:
         self.snapshots = SnapshotRequests(
             self.core, self.changes, self.waits, self.pump
         )
+        self.checkpoints = CheckpointSaver(
+            self.core, self.changes, self.waits, self.data.splits, self.pump
+        )
 
     async def run_clock(self) -> None:
         """Has the core look at the time until cancelled."""
@@ -115,6 +124,15 @@ class CoordinatorHost:
             self.core.tick(at_ms)
             self.pump()
             self.waits.look(at_ms)
+
+    async def save_last(self) -> None:
+        """Has a last checkpoint made, if this job makes any."""
+        clock = asyncio.create_task(self.run_clock())
+        try:
+            await self.checkpoints.save_last()
+        finally:
+            clock.cancel()
+            await asyncio.gather(clock, return_exceptions=True)
 
     async def until_failed(self) -> str:
         """Returns why the job can't go on, a farewell after it can't."""
@@ -234,6 +252,9 @@ class CoordinatorHost:
             queue.put_nowait(Prepare.of(fence))
         for snapshot_id in self.core.snapshots.released:
             queue.put_nowait(ReleaseImage(snapshot_id=snapshot_id))
+        write = self.core.checkpoint_write(slot)
+        if write is not None:
+            queue.put_nowait(write)
         self._tell_if_failed(queue)
         if not slot.is_watching:
             log.info("shard %d registered at %s", slot.index, slot.address)
@@ -390,9 +411,13 @@ class CoordinatorHost:
                 self.history.sent(effect)
                 if failpoints.armed:
                     failpoints.hit("coordinator.cut_decided")
+                    if effect.purpose is CutPurpose.CHECKPOINT:
+                        failpoints.hit("coordinator.checkpoint_decided")
                 self._send(effect, workers=False)
-            case ReleaseImage():
+            case ReleaseImage() | WriteCheckpoint():
                 self._send(effect, workers=False)
+            case NameCheckpoint() | CommitCheckpoint() | CheckpointFailed():
+                self.checkpoints.carry_out(effect)
             case OrderSeed():
                 # Those who do not seed are to say whether they reach the shards.
                 self._send(effect, shards=False)

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
-from psserver.coordinator.rpc.status_report import status_message
+from psserver.coordinator.rpc.status_report import checkpoint_status, status_message
 from psserver.coordinator.rpc.watch_codec import address_message
 from psserver.edge.decoding import check_protocol
 from psserver.edge.guard import Context, Methods, answered, streamed
@@ -72,11 +72,13 @@ class PublicControl:
     async def save_checkpoint(
         self, request: messages.SaveCheckpointRequest, context: Context
     ) -> messages.SaveCheckpointResponse:
+        """Makes a checkpoint; answers when it is complete."""
         check_protocol(request.protocol_version)
-        raise Refusal(
-            ErrorReason.UNSUPPORTED,
-            "this job makes no checkpoints",
-            cure="start its coordinator with --checkpoint-dir",
+        timeout_s = max(0, request.timeout_ms) / 1000
+        await self._host.checkpoints.save(timeout_s)
+        checkpoints = self._host.core.checkpoints
+        return messages.SaveCheckpointResponse(
+            saved=checkpoint_status(checkpoints, now_ms()).newest
         )
 
     async def set_mode(

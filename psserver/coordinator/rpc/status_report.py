@@ -1,11 +1,13 @@
 """Where a job stands, as a message for people and programs."""
 
+from psserver.coordinator.core.checkpoints import Checkpoints
 from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.host.job_waits import JobWaits
 from psserver.coordinator.rpc.watch_codec import address_message
 from pswire.awaited import NOT_KNOWN
+from pswire.checkpoint.storage import shown_url
 from pswire.data_codec import epoch_message
 from pswire.membership import WorkerState
 from pswire.membership_codec import identity_message, settings_message
@@ -27,7 +29,7 @@ def status_message(
         if record is None
         else (record.mode, record.staleness_bound)
     )
-    return messages.GetStatusResponse(
+    status = messages.GetStatusResponse(
         settings=settings_message(core.settings),
         phase=messages.JobPhase.ValueType(core.phase.value),
         generation=record.generation if record is not None else 0,
@@ -50,6 +52,33 @@ def status_message(
             for ledger in core.ledger.newest(EPOCH_COUNT_MAX)
         ],
     )
+    if core.checkpoints.settings is not None:
+        status.checkpoints.CopyFrom(checkpoint_status(core.checkpoints, now_ms))
+    return status
+
+
+def checkpoint_status(
+    checkpoints: Checkpoints, now_ms: int
+) -> messages.CheckpointStatus:
+    """Where the making of checkpoints stands, in a job that makes any."""
+    settings, newest = checkpoints.settings, checkpoints.newest
+    assert settings is not None
+    status = messages.CheckpointStatus(
+        url=shown_url(settings.url),
+        interval=str(settings.interval),
+        failure=checkpoints.failure,
+    )
+    if newest is not None:
+        status.newest.CopyFrom(
+            messages.SavedCheckpoint(
+                place=membership_pb2.CheckpointPlace(url=status.url, name=newest.name),
+                version=newest.version,
+                clock=newest.clock,
+                byte_count=newest.byte_count,
+                age_ms=now_ms - newest.committed_ms,
+            )
+        )
+    return status
 
 
 def _worker_statuses(core: CoordinatorCore, now_ms: int) -> list[messages.WorkerStatus]:

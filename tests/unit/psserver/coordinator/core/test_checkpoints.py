@@ -15,6 +15,7 @@ from psserver.coordinator.core.coordinator_effects import (
     WriteCheckpoint,
 )
 from psserver.coordinator.core.shard_map import ShardStanding
+from psserver.coordinator.core.start_point import SavedJob, StartPoint
 from psserver.edge.checkpoint_interval import CheckpointInterval
 from psserver.edge.coordinator_settings import CheckpointSettings, CoordinatorSettings
 from psserver.edge.cut_report import CutReport, PartReport
@@ -70,13 +71,35 @@ def write(job: DrivenCoordinator, snapshot_id: int, *, but: int = 0) -> None:
         job.core.report_checkpoint(slot, PartReport(snapshot_id, PART), job.now_ms)
 
 
+def commit(job: DrivenCoordinator, snapshot_id: int) -> SavedJob:
+    """The manifest is durable."""
+    checkpoint = job.core.checkpoints.of(snapshot_id)
+    assert checkpoint is not None
+    saved = SavedJob(
+        job_id="job",
+        job_seed=0,
+        point=StartPoint(
+            place=PLACE,
+            clock=checkpoint.cut.clock,
+            version=checkpoint.cut.version,
+            mode=Mode.BSP,
+            staleness_bound=0,
+            generation=1,
+        ),
+        terms=checkpoint.terms,
+        epochs=checkpoint.ledger.epochs(),
+    )
+    job.core.checkpoint_committed(snapshot_id, saved, job.now_ms)
+    return saved
+
+
 def make(job: DrivenCoordinator, *, applied: int = 3) -> None:
     """A checkpoint from the wish to its manifest."""
     want(job)
     snapshot_id = decide(job, applied=applied).snapshot_id
     job.copy_all(snapshot_id)
     write(job, snapshot_id)
-    job.core.checkpoint_committed(snapshot_id, job.now_ms)
+    commit(job, snapshot_id)
 
 
 # When
@@ -137,7 +160,7 @@ def test_wishes_share_one_and_those_that_come_during_it_the_next() -> None:
     write(job, decided.snapshot_id)
     assert job.fence_kinds() == [FenceKind.CUT]
     assert job.core.checkpoints.answered < first
-    job.core.checkpoint_committed(decided.snapshot_id, job.now_ms)
+    commit(job, decided.snapshot_id)
 
     # The second was asked for while the fence of the first was open.
     assert first <= job.core.checkpoints.answered < second
@@ -207,11 +230,11 @@ def test_it_is_committed_when_every_shard_has_written_and_not_before() -> None:
     job.core.report_checkpoint(slots[1], last, job.now_ms)
     job.core.report_checkpoint(slots[1], last, job.now_ms)
 
-    (commit,) = job.of(CommitCheckpoint)
-    assert commit.checkpoint.parts == {0: PART, 1: PART}
-    assert not commit.checkpoint.is_finite
+    (found,) = job.of(CommitCheckpoint)
+    assert found.checkpoint.parts == {0: PART, 1: PART}
+    assert not found.checkpoint.is_finite
     assert job.core.checkpoints.newest is None
-    job.core.checkpoint_committed(snapshot_id, job.now_ms)
+    commit(job, snapshot_id)
     newest = job.core.checkpoints.newest
     assert newest is not None
     assert (newest.name, newest.version, newest.clock) == (PLACE.name, 6, 3)
@@ -267,6 +290,32 @@ def test_one_that_can_not_be_decided_for_long_fails() -> None:
         job.pass_time(POSTPONED_MS)
     assert job.now_ms <= SETTINGS.cut_timeout_ms + POSTPONED_MS
     assert "count already" in job.core.checkpoints.failure
+
+
+@pytest.mark.parametrize("is_finite", [False, True])
+def test_a_job_returns_to_the_newest_one_with_finite_values(is_finite: bool) -> None:
+    job = running()
+    want(job)
+    snapshot_id = decide(job).snapshot_id
+    job.copy_all(snapshot_id)
+    write(job, snapshot_id, but=1)
+    last = PartReport(snapshot_id, PART, is_finite=is_finite)
+    job.core.report_checkpoint(job.core.shards.slots[1], last, job.now_ms)
+    saved = commit(job, snapshot_id)
+    assert job.core.way_back == (saved if is_finite else None)
+
+
+def test_a_shard_that_watches_again_is_told_what_it_may_have_missed() -> None:
+    job = running()
+    want(job)
+    snapshot_id = decide(job).snapshot_id
+    job.copy_all(snapshot_id)
+    first, last = job.core.shards.slots
+    assert job.core.checkpoint_write(last) is None, "it has no name yet"
+    write(job, snapshot_id, but=1)
+    again = WriteCheckpoint(snapshot_id=snapshot_id, place=PLACE)
+    assert job.core.checkpoint_write(last) == again
+    assert job.core.checkpoint_write(first) is None
 
 
 # What ends it
@@ -356,7 +405,7 @@ def test_one_that_is_being_committed_is_not_given_up() -> None:
     write(job, snapshot_id)
     assert SETTINGS.checkpoints is not None
     job.pass_time(SETTINGS.checkpoints.timeout_ms)
-    job.core.checkpoint_committed(snapshot_id, job.now_ms)
+    commit(job, snapshot_id)
     assert job.core.checkpoints.newest is not None
 
 

@@ -1,0 +1,242 @@
+"""Has checkpoints made: all that blocks, in threads, and who waits for one."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from psserver.coordinator.core.checkpoints import (
+    CommittedCheckpoint,
+    PendingCheckpoint,
+)
+from psserver.coordinator.core.coordinator import CoordinatorCore
+from psserver.coordinator.core.coordinator_effects import (
+    CheckpointFailed,
+    CommitCheckpoint,
+    NameCheckpoint,
+)
+from psserver.coordinator.core.data.split_book import SplitBook
+from psserver.coordinator.core.start_point import SavedJob
+from psserver.coordinator.host.job_waits import JobWaits
+from psserver.coordinator.storage.saved_job import manifest_of, saved_job_of
+from psserver.edge.changes import Changes
+from psserver.edge.lifecycle import LAST_CHECKPOINT_S
+from psserver.edge.monotonic import now_ms
+from pswire import failpoints
+from pswire.byte_text import byte_text
+from pswire.checkpoint.errors import (
+    CheckpointError,
+    DamagedError,
+    FormatError,
+    MissingError,
+)
+from pswire.checkpoint.folder import CheckpointFolder
+from pswire.checkpoint.place import CheckpointPlace
+from pswire.reasons import ErrorReason, Refusal
+
+T = TypeVar("T")
+
+log = logging.getLogger("psserver.coordinator")
+
+
+class CheckpointSaver:
+    """The folder of a job's checkpoints.
+
+    A checkpoint gets a name there, its manifest is written, and those that are not
+    needed any more are deleted.
+    """
+
+    def __init__(
+        self,
+        core: CoordinatorCore,
+        changes: Changes,
+        waits: JobWaits,
+        splits: SplitBook,
+        pump: Callable[[], object],
+    ) -> None:
+        self._core = core
+        self._changes = changes
+        self._waits = waits
+        self._splits = splits
+        self._pump = pump
+        self._folder: CheckpointFolder | None = None
+        self._pruning: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def claim(self, folder: CheckpointFolder) -> None:
+        """Makes a folder this process's, and finds the newest checkpoint in it.
+
+        Raises:
+            CheckpointError: It can't be written, or is another job's.
+        """
+        folder.claim(self._core.settings.job_id, secrets.token_hex(8))
+        self._folder = folder
+        for name in reversed(folder.names()):
+            # Whether it is good is looked at when it is needed.
+            with contextlib.suppress(DamagedError, FormatError, MissingError):
+                manifest = folder.manifest(name)
+                age_s = max(0.0, time.time() - manifest.created_unix_s)
+                self._core.checkpoints.newest = CommittedCheckpoint(
+                    name=manifest.name,
+                    version=manifest.version,
+                    clock=manifest.clock,
+                    byte_count=manifest.byte_count,
+                    committed_ms=now_ms() - round(age_s * 1000),
+                )
+                return
+
+    def carry_out(
+        self, effect: NameCheckpoint | CommitCheckpoint | CheckpointFailed
+    ) -> None:
+        match effect:
+            case NameCheckpoint():
+                self._begin(self._name(effect.checkpoint))
+            case CommitCheckpoint():
+                if failpoints.armed:
+                    failpoints.hit("coordinator.checkpoint_parts")
+                self._begin(self._commit(effect.checkpoint))
+            case CheckpointFailed():
+                log.warning("no checkpoint was made: %s", effect.reason)
+
+    async def save(self, timeout_s: float) -> CommittedCheckpoint:
+        """Has a checkpoint made that is cut after this call.
+
+        Raises:
+            Refusal: `UNSUPPORTED`, `NOT_STARTED`, `SHARD_LOST`, `CHECKPOINT_FAILED` or
+                `WAIT_TIMEOUT`.
+        """
+        return await self._made(timeout_s, lambda: False)
+
+    async def save_last(self) -> None:
+        """Has a last checkpoint made before this process ends, if the shards live."""
+        core = self._core
+        if core.checkpoints.settings is None or core.record is None:
+            return
+        log.info(
+            "making a last checkpoint, for at most %g s; a second signal stops at once",
+            LAST_CHECKPOINT_S,
+        )
+        try:
+            await self._made(LAST_CHECKPOINT_S, lambda: bool(core.shards.missing))
+            if self._pruning is not None:
+                await self._pruning
+        except Refusal as refusal:
+            log.warning("no last checkpoint: %s", refusal.message)
+
+    async def _made(
+        self, timeout_s: float, is_hopeless: Callable[[], bool]
+    ) -> CommittedCheckpoint:
+        core, checkpoints = self._core, self._core.checkpoints
+        wanted = core.want_checkpoint(now_ms())
+        self._pump()
+        await self._changes.wait_until(
+            lambda: (
+                checkpoints.answered >= wanted
+                or bool(core.progress.failure)
+                or is_hopeless()
+            ),
+            timeout_s,
+        )
+        core.progress.check_alive()
+        newest = checkpoints.newest
+        if checkpoints.answered < wanted:
+            waited_for = self._waits.text(now_ms(), at_once=True)
+            raise Refusal(
+                ErrorReason.WAIT_TIMEOUT,
+                f"no checkpoint within {timeout_s:.1f} s: waiting for "
+                f"{waited_for or 'the shards to write'}",
+            )
+        if checkpoints.failure or newest is None:
+            raise Refusal(
+                ErrorReason.CHECKPOINT_FAILED,
+                f"no checkpoint was made: {checkpoints.failure}",
+            )
+        return newest
+
+    # Inside
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begins work that nobody waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _name(self, checkpoint: PendingCheckpoint) -> None:
+        settings = self._core.checkpoints.settings
+        assert settings is not None
+        folder = self._folder
+        assert folder is not None, "claimed before anything is saved"
+        version = checkpoint.cut.version
+        name = await self._done(checkpoint, lambda: folder.begin(version))
+        if name is not None:
+            place = CheckpointPlace(settings.url, name)
+            self._core.checkpoint_named(checkpoint.snapshot_id, place)
+            self._pump()
+
+    async def _commit(self, checkpoint: PendingCheckpoint) -> None:
+        settings, splits = self._core.settings, self._splits.all()
+        folder = self._folder
+        place = checkpoint.place
+        assert folder is not None, "claimed before anything is saved"
+        assert place is not None, "shards have written it somewhere"
+
+        def write() -> SavedJob:
+            manifest = manifest_of(
+                checkpoint, settings, splits, created_unix_s=time.time()
+            )
+            folder.commit(manifest)
+            return saved_job_of(manifest, place.url)
+
+        saved = await self._done(checkpoint, write)
+        if saved is None:
+            return
+        if failpoints.armed:
+            failpoints.hit("coordinator.checkpoint_committed")
+        self._core.checkpoint_committed(checkpoint.snapshot_id, saved, now_ms())
+        log.info(
+            "checkpoint %s is complete: version %d, clock %d, %s in %.1f s",
+            place.name,
+            checkpoint.cut.version,
+            checkpoint.cut.clock,
+            byte_text(checkpoint.byte_count),
+            (now_ms() - checkpoint.decided_ms) / 1000,
+        )
+        self._pump()
+        if self._pruning is None or self._pruning.done():
+            self._pruning = self._begin(self._prune())
+
+    async def _prune(self) -> None:
+        settings = self._core.checkpoints.settings
+        assert settings is not None
+        assert self._folder is not None
+        try:
+            deleted = await asyncio.to_thread(
+                self._folder.prune, self._core.settings.job_id, settings.keep_count
+            )
+        except CheckpointError as error:
+            log.warning("older checkpoints are not deleted: %s", error)
+            return
+        if deleted:
+            log.info("deleted %s", ", ".join(deleted))
+
+    async def _done(
+        self, checkpoint: PendingCheckpoint, work: Callable[[], T]
+    ) -> T | None:
+        """What work for a checkpoint returns; None when it fails, with the checkpoint.
+
+        In a thread: a disk or a store may take its time.
+        """
+        try:
+            return await asyncio.to_thread(work)
+        except CheckpointError as error:
+            reason = str(error)
+        except Exception as error:  # else it would be in the making for ever
+            log.exception("a checkpoint could not be written; this is a bug")
+            reason = type(error).__name__
+        self._core.fail_checkpoint(checkpoint.snapshot_id, reason, now_ms())
+        self._pump()
+        return None
