@@ -72,6 +72,12 @@ def pytest_collection_modifyitems(
         _skip(items, "root", "needs to be root")
 
 
+def pytest_collection_finish() -> None:
+    """Leaves what was imported out of all collections of garbage to come."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:

@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 import types
+import warnings
 from typing import Any, Final, NoReturn
 
 import typer
@@ -120,8 +121,9 @@ def run(command: list[str]) -> int:
     """Runs a command, and what it becomes in its place."""
     # Python's default hides what a daemon does at the end of its input.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    while command[0] in ("-I", "-P"):  # of where modules are looked for: all are there
-        command = command[1:]
+    while command[0] in ("-I", "-P", "-W"):  # of the first two: all modules are found
+        if command.pop(0) == "-W":
+            warnings.simplefilter(command.pop(0))  # type: ignore[arg-type]
     try:
         if command[0] == "-m":
             run_module(*command[1:])

@@ -20,16 +20,20 @@ class Processes:
     When a test fails, what they wrote is part of the failure.
     """
 
-    def __init__(self, folder: Path, nursery: Nursery | None = None) -> None:
+    def __init__(
+        self, folder: Path, nursery: Nursery | None = None, *, launches: bool = False
+    ) -> None:
         """Starts nothing yet.
 
         Args:
             folder: For what they print and log.
             nursery: Forks them. Without one, each is a `python` that imports torch by
                 itself: for tests of how a process starts, ends, and what memory it has.
+            launches: Whether the nursery forks what they start, too.
         """
         self._folder = folder
         self._nursery = nursery
+        self._launches = launches
         self._children: dict[str, Child] = {}
         self._line_counts: dict[str, int] = {}
         self._waiters: list[threading.Thread] = []
@@ -39,7 +43,10 @@ class Processes:
         self._line_counts[name] = 0
         if self._nursery is not None:
             self._children[name] = self._nursery.start(
-                name, *arguments, folder=self._folder, environment=environment
+                *(name, *arguments),
+                folder=self._folder,
+                environment=environment,
+                launches=self._launches,
             )
             return
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PS_")}

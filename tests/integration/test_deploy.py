@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from tests.doubles.children import Nursery
 from tests.integration.deploy_files import (
     SCRIPTS,
     Unit,
     compose_command,
     read_compose,
 )
+from tests.integration.processes import Processes
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SYSTEMD = CHECKOUT / "deploy" / "systemd"
@@ -50,10 +52,9 @@ class Daemons:
         self._notify.bind(str(self._notify_path))
         self._notify.settimeout(0.2)
 
-    def start(self, name: str, command: list[str], *, notify: bool = False) -> None:
+    def start(self, name: str, command: list[str]) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PS_")}
-        if notify:
-            environment["NOTIFY_SOCKET"] = str(self._notify_path)
+        environment["NOTIFY_SOCKET"] = str(self._notify_path)
         with (self._folder / f"{name}.log").open("wb") as log:
             self._running[name] = subprocess.Popen(
                 command,
@@ -78,19 +79,6 @@ class Daemons:
         for name, process in self._running.items():
             code = process.poll()
             assert code is None, f"{name} ended with {code}:\n{self.logs()}"
-
-    def wait_ended(self, name: str, *, timeout_s: float) -> int:
-        """Waits for one to end by itself, and returns its exit code."""
-        process = self._running[name]
-        deadline = time.monotonic() + timeout_s
-        while (code := process.poll()) is None:
-            assert time.monotonic() < deadline, f"{name} goes on:\n{self.logs()}"
-            others = {n: p.poll() for n, p in self._running.items() if n != name}
-            assert set(others.values()) == {None}, f"{others}:\n{self.logs()}"
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
-        del self._running[name]
-        return code
 
     def stop(self) -> dict[str, int]:
         """Ends all with SIGTERM and returns their exit codes."""
@@ -162,9 +150,9 @@ def test_units_start_a_job_and_sigterm_ends_it(
             "STATE_DIRECTORY": str(tmp_path / f"shard-{index}"),
         }
         command = SHARD.command(variables)
-        daemons.start(f"shard-{index}", command, notify=True)
+        daemons.start(f"shard-{index}", command)
     variables = {"PS_LISTEN": address, "STATE_DIRECTORY": str(tmp_path / "state")}
-    daemons.start("coordinator", COORDINATOR.command(variables), notify=True)
+    daemons.start("coordinator", COORDINATOR.command(variables))
     daemons.wait_ready(3)
     wait_for_shards(address, 2, daemons)
     codes = daemons.stop()
@@ -172,21 +160,26 @@ def test_units_start_a_job_and_sigterm_ends_it(
 
 
 @pytest.mark.timeout(200)
-def test_compose_file_trains_the_example(daemons: Daemons, tmp_path: Path) -> None:
+def test_compose_file_trains_the_example(nursery: Nursery, tmp_path: Path) -> None:
     services = read_compose(CHECKOUT / "deploy" / "compose.yaml")
     ports = dict(zip(("7070", "7071", "7072"), free_ports(3), strict=True))
-    for name, service in services.items():
-        (tmp_path / name).mkdir()
-        folders = {
-            "/state": str(tmp_path / name),
-            "/examples": str(CHECKOUT / "examples"),
-        }
-        daemons.start(name, compose_command(service, ports=ports, folders=folders))
-    code = daemons.wait_ended("worker", timeout_s=120)
-    assert code == 0, daemons.logs()
-    assert "test accuracy 0.9" in (tmp_path / "worker.log").read_text()
-    codes = daemons.stop()
-    assert codes == {"shard-0": 0, "shard-1": 0, "coordinator": 0}, daemons.logs()
+    with Processes(tmp_path, nursery, launches=True) as processes:
+        for name, service in services.items():
+            (tmp_path / name).mkdir()
+            folders = {
+                "/state": str(tmp_path / name),
+                "/examples": str(CHECKOUT / "examples"),
+            }
+            command = compose_command(service, ports=ports, folders=folders)
+            # The installed commands are those of the units' test.
+            processes.start(name, "-m", Path(command[0]).name, *command[1:])
+        assert processes.code("worker", 120) == 0, processes.logs()
+        assert "test accuracy 0.9" in "".join(processes.rest("worker"))
+        daemons = ("coordinator", "shard-0", "shard-1")
+        for name in daemons:
+            processes.send(name, signal.SIGTERM)
+        codes = {name: processes.code(name, STOP_TIMEOUT_S) for name in daemons}
+        assert set(codes.values()) == {0}, processes.logs()
 
 
 def test_containers_and_units_agree_on_the_job() -> None:

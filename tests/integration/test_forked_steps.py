@@ -4,11 +4,9 @@ import logging
 import os
 import select
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,6 +15,9 @@ from torch import nn
 from psworker.connection import Connection
 from psworker.errors import UnsupportedError
 from tests.integration.job import Job, connect
+
+if TYPE_CHECKING:
+    from tests.doubles.children import Nursery
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 
@@ -66,18 +67,17 @@ def told_by_child(work: Callable[[], object]) -> str:
         os.close(read)
 
 
-def test_a_child_forked_after_a_step_has_its_values(job: Job) -> None:
+def test_a_child_forked_after_a_step_has_its_values(
+    job: Job, request: pytest.FixtureRequest
+) -> None:
     """In a process of its own: other tests leave threads in this one."""
     if IS_ALONE not in os.environ:
         name = f"{__file__}::{test_a_child_forked_after_a_step_has_its_values.__name__}"
-        options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, name],
-            env=os.environ | {IS_ALONE: "1"},
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
+        nursery: Nursery = request.getfixturevalue("nursery")
+        done = nursery.run(
+            *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"),
+            name,
+            environment={IS_ALONE: "1"},
         )
         assert done.returncode == 0, done.stdout
         return

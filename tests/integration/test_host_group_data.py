@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from psworker.connection import Connection
-from tests.integration.group_pair import ROOT
+from tests.doubles.children import Nursery
 from tests.integration.host_processes import run_group
 from tests.integration.job import Job, deviation
 from tests.integration.processes import Processes
@@ -118,18 +118,17 @@ def test_a_group_has_the_numbers_of_one_process_with_a_larger_batch(
 
 @pytest.mark.timeout(240)
 def test_the_command_line_starts_a_group_and_a_lost_process_again(
-    tmp_path: Path,
+    tmp_path: Path, nursery: Nursery
 ) -> None:
     with (
         Job(tmp_path / "job", shard_count=2, sockets=True) as job,
-        Processes(tmp_path) as processes,
+        Processes(tmp_path, nursery, launches=True) as processes,
     ):
         processes.start(
             "run",
             *("-m", "psworker", "run", f"--coordinator={job.address}", "--nproc=2"),
             *("--one-push-per-host", "--max-restarts=1", "--worker-id=box", "--"),
             *("-m", "tests.integration.host_script", str(tmp_path / "died")),
-            PYTHONPATH=f"{ROOT}:{ROOT / 'protos'}",
         )
         assert processes.code("run", 100.0) == 0
         lines = processes.rest("run")

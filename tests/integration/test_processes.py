@@ -199,10 +199,12 @@ def test_a_port_in_use_is_told_without_a_traceback(
 
 
 @pytest.mark.timeout(240)
-def test_a_local_job_that_is_stopped_has_not_failed(tmp_path: Path) -> None:
+def test_a_local_job_that_is_stopped_has_not_failed(
+    tmp_path: Path, nursery: Nursery
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(WORKER)
-    with Processes(tmp_path) as processes:
+    with Processes(tmp_path, nursery) as processes:
         processes.start_daemon(
             "local",
             *("local", "--listen=127.0.0.1:0", "--shards=2", "--lease-ttl=1"),

@@ -23,7 +23,7 @@ from pswire.reasons import ErrorReason, Refusal
 from psworker.connection import Connection
 from psworker.member.session import LEAVE_TIMEOUT_S
 from tests.doubles.child_process import killed_at_end
-from tests.doubles.children import wait_until
+from tests.doubles.children import Completed, Nursery, wait_until
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect
 
@@ -108,6 +108,11 @@ def run_script(job: Job, body: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         script(job.address, body), capture_output=True, text=True, timeout=110
     )
+
+
+def fork_script(nursery: Nursery, job: Job, body: str) -> Completed:
+    """As `run_script`, for what is not of how a process starts and ends."""
+    return nursery.run(*script(job.address, body)[1:], environment={})
 
 
 def member(
@@ -226,19 +231,21 @@ def test_ctrl_c_ends_a_step_that_waits(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_lives_and_holds_no_connection(
-    job: Job,
+    job: Job, nursery: Nursery
 ) -> None:
-    done = run_script(job, FORKING.replace("PORT", job.address.rsplit(":", 1)[1]))
+    body = FORKING.replace("PORT", job.address.rsplit(":", 1)[1])
+    done = fork_script(nursery, job, body)
 
     assert done.stderr == ""
     assert done.stdout == "1 {10} 1\n"
 
 
 def test_a_child_that_was_forked_after_leaving_joins_or_is_told_why_not(
-    job: Job,
+    job: Job, nursery: Nursery
 ) -> None:
     """It can't while its parent still holds what it was connected by."""
-    done = run_script(job, FORKING_AFTER_LEAVING.replace("ADDRESS", repr(job.address)))
+    body = FORKING_AFTER_LEAVING.replace("ADDRESS", repr(job.address))
+    done = fork_script(nursery, job, body)
 
     assert done.stdout == "[10, 12]\n"
     (warning,) = done.stderr.splitlines()
