@@ -3,9 +3,13 @@
 A push has the number of steps that each scheduler of its worker has taken. Those of a
 worker that joins later take as many. Until its first step it may be one behind, since
 the others step theirs after their push; that step shows where they are at one clock.
+
+A script steps some schedulers at the end of each epoch, also of those that are over,
+which yield nothing to it. These steps are among those that the job has taken.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -50,6 +54,43 @@ class Schedules:
             if not isinstance(each, ReduceLROnPlateau):
                 for _ in range(theirs - own):
                     each.step()
+
+    def await_script(self, taken: Sequence[int]) -> None:
+        """Leaves out the script's own steps of before `end_wait`, up to a count each.
+
+        Args:
+            taken: Of each scheduler, the steps that the job has taken.
+        """
+        if len(taken) == len(self._schedulers):
+            for each, count in zip(self._schedulers, taken, strict=True):
+                _leave_out(each, count)
+
+    def end_wait(self) -> None:
+        """The script has come to where the job is: all of its steps count."""
+        for each in self._schedulers:
+            each.__class__ = getattr(type(each), _CLASS_BEFORE, type(each))
+
+
+_CLASS_BEFORE: Final = "_psworker_class_before"
+
+
+def _leave_out(scheduler: LRScheduler, count: int) -> None:
+    """Leaves out the next steps of a scheduler.
+
+    By its class, for its own attributes are what `state_dict` saves.
+    """
+    before = type(scheduler)
+    left = count
+
+    def step(self: Any, *args: Any, **named: Any) -> None:  # noqa: ANN401, as torch's
+        nonlocal left
+        if left > 0:
+            left -= 1
+        else:
+            before.step(self, *args, **named)
+
+    members = {"step": step, _CLASS_BEFORE: before, "__module__": before.__module__}
+    scheduler.__class__ = type(before.__name__, (before,), members)
 
 
 def parts(scheduler: LRScheduler) -> Iterator[LRScheduler]:

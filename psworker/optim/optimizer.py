@@ -246,6 +246,7 @@ class PreparedOptimizer(Optimizer):
             )
         self._refuse_retired("step")
         check_weight(weight)
+        self._schedules.end_wait()
         self._follow_script()
         setattr(self, _STEP_WAS_CALLED, True)
         setattr(self._inner, _STEP_WAS_CALLED, True)
@@ -274,11 +275,16 @@ class PreparedOptimizer(Optimizer):
         if not (is_late and self._schedules.steps):
             return
         setattr(self, _STEP_WAS_CALLED, True)  # by the job, before this worker joined
-        self._catch_up(self._schedules.steps)
+        taken = self._catch_up(self._schedules.steps)
+        self._schedules.await_script(taken)
         self._is_late = True
 
-    def _catch_up(self, before: tuple[int, ...]) -> None:
-        """Has schedulers that were at `before` take the steps that the job's have."""
+    def _catch_up(self, before: tuple[int, ...]) -> tuple[int, ...]:
+        """Has schedulers that were at `before` take the steps that the job's have.
+
+        Returns:
+            How many these are.
+        """
         settings = self._steps.settings_used(self.name)
         self._schedules.catch_up(before, settings.scheduler_steps)
         if self._schedules.follows_metric:
@@ -289,6 +295,7 @@ class PreparedOptimizer(Optimizer):
                     mine["lr"].fill_(theirs[position])
                 else:
                     mine["lr"] = theirs[position]
+        return settings.scheduler_steps
 
     @in_turn("next(loader)")
     def push_nothing(self) -> None:

@@ -1,6 +1,6 @@
 """What both ways of applying pushes share: members, pushes, fences, answers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psserver.shard.core.apply_orders import HyperparameterComparison
 from psserver.shard.core.clock_table import ClockTable
@@ -17,6 +17,10 @@ from psserver.shard.core.push import PushId, Reply, Trailer
 from psserver.shard.core.shard_fence import ShardFence
 from pswire.membership import ClockChoice, Member, StepAtomicity, WorkerKey
 from pswire.outcome import Outcome
+
+PACE_COUNT_MIN = 2
+"""Pushes in a row with a step of a scheduler between them and the ones before, which
+show that it is stepped with each push and not with each epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,7 @@ class ShardState:
         self.comparison = HyperparameterComparison(self.on_shard)
         self.effects: list[ShardEffect] = []
         self.used: dict[str, Trailer] = {}
+        self._paces: dict[str, tuple[int, ...]] = {}
         self.committed: ClockChoice | None = None
         self.torn_step_count = 0
         self.torn_chunk_count = 0
@@ -167,9 +172,48 @@ class ShardState:
         State that it brings is loaded even when the update is skipped or empty, as in
         one process.
         """
+        before = self.used.get(trailer.optimizer)
         self.used[trailer.optimizer] = trailer
+        if trailer.scheduler_steps:
+            self._note_pace(before, trailer)
         if trailer.loads_state:
             self.load(push, trailer)
+
+    def settings_of_next(self) -> dict[str, Trailer]:
+        """By optimizer, `used` with the steps of schedulers that its next push has.
+
+        One more of each that is stepped with every push, as the last ones show. Of one
+        that is stepped at the end of an epoch it is not known here whether that comes
+        next.
+        """
+        found = {}
+        for name, trailer in self.used.items():
+            paces = self._paces.get(name, (0,) * len(trailer.scheduler_steps))
+            steps = zip(trailer.scheduler_steps, paces, strict=True)
+            found[name] = replace(
+                trailer,
+                scheduler_steps=tuple(s + (p >= PACE_COUNT_MIN) for s, p in steps),
+            )
+        return found
+
+    def _note_pace(self, before: Trailer | None, trailer: Trailer) -> None:
+        """Counts for each scheduler how many pushes in a row one step lies between.
+
+        Before its first push one is taken to lie: then two pushes show it.
+        """
+        count = len(trailer.scheduler_steps)
+        if before is None or len(before.scheduler_steps) != count:
+            self._paces[trailer.optimizer] = (1,) * count
+            return
+        self._paces[trailer.optimizer] = tuple(
+            pace + 1 if new == old + 1 else 0
+            for new, old, pace in zip(
+                trailer.scheduler_steps,
+                before.scheduler_steps,
+                self._paces.get(trailer.optimizer, (0,) * count),
+                strict=True,
+            )
+        )
 
     def load(self, push: PushId, trailer: Trailer) -> None:
         """Orders that the state which a push brings be loaded."""
