@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import nn
 
-from psworker.backends.backend import Backend, PrepareOptions
+from psworker.backends.backend import Backend
 from psworker.backends.local import Local
 from psworker.data import LeasedLoader, Split
 from psworker.data.splitting import check_recorded, to_record
@@ -18,6 +18,7 @@ from psworker.left_behind import reduced
 from psworker.optim.buffer_policies import BufferChoice
 from psworker.optim.checks import check_overlap
 from psworker.optim.named_objects import NamedObjects
+from psworker.optim.prepare import PrepareOptions
 from psworker.optim.published import NOT_PREPARED_TEXT
 from psworker.optim.push_result import PushResult
 from psworker.optim.user_calls import UserCalls

@@ -7,13 +7,10 @@ from typing import Any, Final, Protocol
 from pswire.reasons import ErrorReason
 from pswire.recorded_split import RecordedSplit
 from psworker.errors import PsError
-from psworker.optim.buffer_policies import BufferChoice
 from psworker.optim.named_objects import NamedObjects
-from psworker.optim.prepare import Prepared, sort_objects
+from psworker.optim.prepare import PrepareOptions
 from psworker.optim.published import Published
 from psworker.optim.push_result import PushResult
-from psworker.optim.user_calls import UserCalls
-from psworker.tensors.compression import CompressionChoice
 from psworker.transport.ports import Traffic
 
 GROUP_PUBLISH_TEXT: Final = (
@@ -21,32 +18,6 @@ GROUP_PUBLISH_TEXT: Final = (
     "before prepare(), or start each process as a worker of its own"
 )
 """Each process would need the values of all others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareOptions:
-    """What `prepare` takes beside objects, as the script has passed it.
-
-    Attributes:
-        calls: Calls of the script, of which a step is one.
-    """
-
-    clip_grad_norm: float | None = None
-    buffers: BufferChoice = None
-    overlap: bool = False
-    compression: CompressionChoice = None
-    loss: str | None = None
-    calls: UserCalls
-
-    def describe(self, call: NamedObjects) -> Prepared:
-        """Objects and options in the terms of a job; see `sort_objects`."""
-        return sort_objects(
-            call,
-            clip_grad_norm=self.clip_grad_norm,
-            buffers=self.buffers,
-            compression=self.compression,
-            loss=self.loss,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,6 @@ from pswire.torch_types import bytes_of
 from psworker.backends.backend import (
     GROUP_PUBLISH_TEXT,
     LeaderError,
-    PrepareOptions,
     WorkerPlace,
 )
 from psworker.backends.job import Job
@@ -49,7 +48,12 @@ from psworker.optim.gradients import SpentGradients
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer, Steps
 from psworker.optim.optimizer_state import States
-from psworker.optim.prepare import Prepared, point_schedulers
+from psworker.optim.prepare import (
+    Prepared,
+    PrepareOptions,
+    point_schedulers,
+    sort_objects,
+)
 from psworker.optim.published import Published
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import OptimizerStep, StateLoad
@@ -480,7 +484,7 @@ class Group:
         plain = {
             id(each): inner.module for each, inner in zip(models, found, strict=True)
         }
-        given = options.describe(call.replaced(plain))
+        given = sort_objects(call.replaced(plain), options)
         for loader in given.loaders.values():
             _check_loader(loader)
         steps, optimizers = self._join_as_one(given, options, first.process_group)

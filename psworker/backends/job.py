@@ -15,7 +15,7 @@ from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
 from psworker import event_loop, fork_guard
 from psworker.backends import termination
-from psworker.backends.backend import PrepareOptions, WorkerPlace
+from psworker.backends.backend import WorkerPlace
 from psworker.backends.prepared import PreparedObjects, leased
 from psworker.config import WorkerConfig
 from psworker.data import LeasedLoader
@@ -36,7 +36,7 @@ from psworker.optim.buffers import Buffers
 from psworker.optim.gradients import SpentGradients
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
-from psworker.optim.prepare import Prepared
+from psworker.optim.prepare import Prepared, PrepareOptions, sort_objects
 from psworker.optim.published import Published
 from psworker.optim.wrappers import data_parallel_in, is_in_group
 from psworker.steps.job_tensors import JobTensors
@@ -136,7 +136,7 @@ class Job:
     def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
         """Becomes a member; the models then hold the job's values."""
         _refuse_late_group(call.objects)
-        given = options.describe(call)
+        given = sort_objects(call, options)
         if options.buffers is None:
             warn_of_defaults(given.buffers)
         link = DataLink(

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from psworker.backends.backend import PrepareOptions, WorkerPlace
+from psworker.backends.backend import WorkerPlace
 from psworker.data.batch_tensors import watch_calls
 from psworker.data.local_loader import LocalDraws, LocalLoader, local_loader
 from psworker.errors import refuse_closed
@@ -36,7 +36,7 @@ from psworker.optim.gradients import (
 )
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer_class import WRAPS
-from psworker.optim.prepare import KINDS
+from psworker.optim.prepare import KINDS, PrepareOptions
 from psworker.optim.published import Published
 from psworker.optim.push_result import PushResult
 from psworker.tensors.compression import read_compression

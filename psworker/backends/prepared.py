@@ -11,7 +11,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from pswire.schema import OptimizerSpec
-from psworker.backends.backend import PrepareOptions
 from psworker.data import DataSource, LoaderRefused, prepare_loader
 from psworker.errors import ConfigurationError
 from psworker.optim.adjusters import LossScales
@@ -21,7 +20,7 @@ from psworker.optim.model_schema import describe_optimizer
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.optimizer_state import states_of
-from psworker.optim.prepare import Prepared, point_schedulers
+from psworker.optim.prepare import Prepared, PrepareOptions, point_schedulers
 from psworker.optim.wrappers import without_wrappers
 from psworker.tensors.compression import CompressionChoice, read_compression
 

@@ -24,12 +24,29 @@ from psworker.optim.named_objects import NamedObjects
 from psworker.optim.object_marks import mark_loaders, mark_models
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.optimizer_state import States, states_of
+from psworker.optim.user_calls import UserCalls
 from psworker.tensors.compression import CompressionChoice, read_compression
 
 KINDS: Final[Mapping[str, type[Any]]] = MappingProxyType(
     {"model": nn.Module, "optimizer": Optimizer, "loader": DataLoader}
 )
 """Kinds of objects that have names in a job, by what the names begin with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareOptions:
+    """What `prepare` takes beside objects, as the script has passed it.
+
+    Attributes:
+        calls: Calls of the script, of which a step is one.
+    """
+
+    clip_grad_norm: float | None = None
+    buffers: BufferChoice = None
+    overlap: bool = False
+    compression: CompressionChoice = None
+    loss: str | None = None
+    calls: UserCalls = field(default_factory=UserCalls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +146,7 @@ class Prepared:
 
 def sort_objects(
     objects: NamedObjects | Sequence[Any],
-    *,
-    clip_grad_norm: float | None = None,
-    buffers: BufferChoice = None,
-    compression: CompressionChoice = None,
-    loss: str | None = None,
+    options: PrepareOptions | None = None,
 ) -> Prepared:
     """Names and describes what `prepare` was given.
 
@@ -142,14 +155,15 @@ def sort_objects(
         OptimizerUnsupportedError: Shards can't run an optimizer.
         UnsupportedError: A tensor can't be sent.
     """
+    options = options or PrepareOptions()
     if not isinstance(objects, NamedObjects):
         objects = NamedObjects.of(objects, {})
     check_objects(objects)
-    check_clip_norm(clip_grad_norm)
-    check_loss(loss)
+    check_clip_norm(options.clip_grad_norm)
+    check_loss(options.loss)
     given = objects.objects
     scalers = (each for each in given if isinstance(each, GradScaler))
-    chosen = read_compression(compression)
+    chosen = read_compression(options.compression)
     models, optimizers, loaders = (
         objects.of_kind(base, kind) for base, kind in KINDS.items()
     )
@@ -157,12 +171,14 @@ def sort_objects(
     indexes = bound.index_of_tensors()
     states = {name: states_of(each, indexes) for name, each in optimizers.items()}
     specs = {
-        name: describe_optimizer(name, optimizer, bound, loss_is_sum=loss == "sum")
+        name: describe_optimizer(
+            name, optimizer, bound, loss_is_sum=options.loss == "sum"
+        )
         for name, optimizer in optimizers.items()
     }
     refuse_modules(models, bound.tensors, specs)
     held = frozenset(index for spec in specs.values() for index in spec.entry_indexes)
-    policies = choose_policies(bound, buffers)
+    policies = choose_policies(bound, options.buffers)
     refuse_shared_memory(bound.schema.entries, bound.tensors, policies)
     warn_of_extra_state(bound.models)
     return Prepared(
@@ -173,7 +189,7 @@ def sort_objects(
         specs=specs,
         loaders=loaders,
         schedulers=tuple(each for each in given if isinstance(each, LRScheduler)),
-        clip_grad_norm=float(clip_grad_norm or 0.0),
+        clip_grad_norm=float(options.clip_grad_norm or 0.0),
         states={name: state for name, state in states.items() if state},
         buffers=policies,
         loss_scales=LossScales(scalers),

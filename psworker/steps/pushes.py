@@ -74,7 +74,7 @@ class MemberPushes:
             pending: Data that was drawn and not yet pushed or reported.
             joined: Its place in the job.
             timeout_s: Longest time for a step.
-            calls: The calls of the script, by default those of this stepper alone.
+            calls: The calls of the script, by default its own.
         """
         loop, session, tensors = sending.loop, sending.session, sending.tensors
         self._loop = loop

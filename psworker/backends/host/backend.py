@@ -12,7 +12,7 @@ from pswire.membership import Mode
 from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
 from psworker import event_loop, fork_guard
-from psworker.backends.backend import GROUP_PUBLISH_TEXT, PrepareOptions, WorkerPlace
+from psworker.backends.backend import GROUP_PUBLISH_TEXT, WorkerPlace
 from psworker.backends.host.messages import AwaitTurn
 from psworker.backends.host.steps import HostSteps
 from psworker.backends.prepared import PreparedObjects, leased
@@ -26,7 +26,7 @@ from psworker.launch.reachability import wait_reachable
 from psworker.optim.buffer_policies import warn_of_defaults
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
-from psworker.optim.prepare import Prepared
+from psworker.optim.prepare import Prepared, PrepareOptions, sort_objects
 from psworker.optim.published import Published
 from psworker.transport.ports import Traffic
 from psworker.transport.values import EpochRequest, Lease, LeaseRequest
@@ -101,7 +101,7 @@ class Host:
 
     def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
         """Meets the other processes, and joins the job with them as one worker."""
-        given = options.describe(call)
+        given = sort_objects(call, options)
         _refuse_unsupported(given, overlap=options.overlap)
         if options.buffers is None:
             warn_of_defaults(given.buffers)

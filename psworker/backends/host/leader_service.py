@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pswire.leased_data import DataRange, DataReport, Origin
 from psworker.backends.backend import LeaderError
 from psworker.backends.host.core import HostCore
+from psworker.backends.host.group_pushes import GroupPushes
 from psworker.backends.host.leader import HostLeader
 from psworker.backends.host.messages import (
     AwaitTurn,
@@ -210,10 +211,10 @@ class LeaderService:
                 return None
             case OptimizerStateOf(optimizer=name, spec_digest=digest):
                 return await self._beside(
-                    lambda: self._stepper().optimizer_state(name, digest)
+                    lambda: self._pushes().optimizer_state(name, digest)
                 )
             case SettingsOf(optimizer=name):
-                return await self._beside(lambda: self._stepper().settings_used(name))
+                return await self._beside(lambda: self._pushes().settings_used(name))
             case RejoinJob(rejoin_count=count):
                 assert self._core.done is not None, "members ask"
                 before = self._core.done.status
@@ -224,7 +225,7 @@ class LeaderService:
                     self._core.hands.clear()
                 return status
 
-    def _stepper(self) -> Any:  # noqa: ANN401
+    def _pushes(self) -> GroupPushes:
         assert self._core.done is not None, "members ask"
         return self._leader.going_on(self._core.done.status)
 

@@ -83,6 +83,9 @@ class HostSteps(GroupEntry):
         last_push: What became of the newest push, `None` before the first.
     """
 
+    # Whether this process can ask shards for optimizer state: by its leader.
+    reads_state = True
+
     def __init__(
         self,
         loop: EventLoop,
@@ -202,11 +205,6 @@ class HostSteps(GroupEntry):
             "parameters by requires_grad_(False), or start the processes without "
             "--one-push-per-host"
         )
-
-    @property
-    def reads_state(self) -> bool:
-        """Whether this process can ask shards for optimizer state: by its leader."""
-        return True
 
     def optimizer_state(self, optimizer: str, spec_digest: str) -> States:
         """The state of an optimizer after the group's last push, by its leader.

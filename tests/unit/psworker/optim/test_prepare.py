@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from psworker.errors import ConfigurationError
 from psworker.optim.checks import check_clip_norm, check_loss, check_overlap
-from psworker.optim.prepare import sort_objects
+from psworker.optim.prepare import PrepareOptions, sort_objects
 
 
 def test_things_get_the_names_of_their_kind_in_order() -> None:
@@ -81,7 +81,7 @@ def test_a_loss_is_a_mean_or_a_sum(loss: Any) -> None:  # noqa: ANN401
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ConfigurationError, match='is neither "mean" nor "sum": say'):
-        sort_objects([model, optimizer], loss=loss)
+        sort_objects([model, optimizer], PrepareOptions(loss=loss))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_word_of_the_loss_goes_with_each_optimizer(
     model = nn.Linear(1, 1)
     optimizers = [torch.optim.SGD([each], lr=0.1) for each in model.parameters()]
 
-    given = sort_objects([model, *optimizers], loss=loss)
+    given = sort_objects([model, *optimizers], PrepareOptions(loss=loss))
 
     assert given.loss == found
     assert [spec.loss_is_sum for spec in given.specs.values()] == [found == "sum"] * 2
