@@ -821,8 +821,8 @@ BUGS = (
         (
             Edit(
                 f"{WORKER}/optim/prepare.py",
-                'bound, loss_is_sum=loss == "sum")',
-                "bound)",
+                'bound, loss_is_sum=options.loss == "sum"\n',
+                "bound\n",
             ),
         ),
         tests=(
