@@ -27,6 +27,7 @@ import threading
 import time
 import types
 import warnings
+import weakref
 from typing import Any, Final, NoReturn
 
 import typer
@@ -63,6 +64,9 @@ def load() -> None:
     load_optimizers()
     # Imports a good deal, which a command line leaves until it is read.
     typer.main.get_command(sys.modules["psserver.__main__"].app)
+    # Torch's modules clean up at the end of a process, for 50 ms in each child.
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
     # Else the first collection in each child would copy every page that holds objects.
     gc.collect()
     gc.freeze()

@@ -22,11 +22,9 @@ STEP_COUNT: Final = 25
 SHARES: Final = {"w0": slice(0, 40), "w1": slice(40, 64)}
 """Each worker's part of a batch; their sizes are the weights."""
 
-datasets = pytest.importorskip("sklearn.datasets")
-
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    found = datasets.load_digits()
+    found = pytest.importorskip("sklearn.datasets").load_digits()
     images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16
     return images, torch.tensor(found.target)
 

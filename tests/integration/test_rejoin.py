@@ -418,7 +418,7 @@ ps.close()
     "given", [(), pytest.param(("--worker-id", "w0"), marks=pytest.mark.repeat)]
 )
 def test_a_process_that_is_started_again_takes_its_own_place(
-    tmp_path: Path, given: tuple[str, ...]
+    tmp_path: Path, nursery: Nursery, given: tuple[str, ...]
 ) -> None:
     """And the clock that was open when the one before died."""
     script = tmp_path / "train.py"
@@ -431,7 +431,7 @@ def test_a_process_that_is_started_again_takes_its_own_place(
             worker_loss_policy=LossPolicy.WAIT,
             sockets=True,
         ) as job,
-        Processes(tmp_path) as processes,
+        Processes(tmp_path, nursery, launches=True) as processes,
     ):
         processes.start(
             "w0",
