@@ -5,6 +5,7 @@ from tests.mutation.planted_bug import Edit, PlantedBug
 SHARD_CORE = "psserver/shard/core"
 JOB_CORE = "psserver/coordinator/core"
 WORKER = "psworker"
+CHECKPOINTS = "protos/pswire/checkpoint"
 WORKER_TESTS = "tests/unit/psworker"
 
 BUGS = (
@@ -1798,5 +1799,152 @@ BUGS = (
             ),
         ),
         tests=("tests/unit/psserver/shard/host/test_checkpoint_parts.py",),
+    ),
+    PlantedBug(
+        "a manifest before the parts of its checkpoint",
+        (
+            Edit(
+                f"{CHECKPOINTS}/folder.py",
+                "        for part in manifest.parts:\n"
+                '            path = f"{manifest.name}/{part.name}"\n',
+                "        for part in ():\n"
+                '            path = f"{manifest.name}/{part.name}"\n',
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/checkpoint/test_folder.py::test_no_checkpoint_is_completed_without_its_parts",
+        ),
+    ),
+    PlantedBug(
+        "a folder that is not synced after a rename",
+        (
+            Edit(
+                f"{CHECKPOINTS}/storage.py",
+                "                self._disk.sync_folder(target.parent)\n"
+                "            except OSError:\n",
+                "                pass\n            except OSError:\n",
+            ),
+        ),
+        tests=(
+            "tests/property/test_checkpoints.py::test_a_power_cut_leaves_the_old_or_the_new_one_whole",
+        ),
+    ),
+    PlantedBug(
+        "a new folder that is not synced in the one above",
+        (
+            Edit(
+                f"{CHECKPOINTS}/storage.py",
+                "            if each in missing or each != self._root:\n",
+                "            if False:\n",
+            ),
+        ),
+        tests=(
+            "tests/property/test_checkpoints.py::test_a_power_cut_leaves_the_old_or_the_new_one_whole",
+        ),
+    ),
+    PlantedBug(
+        "a file that gets its name before its bytes are synced",
+        (
+            Edit(
+                f"{CHECKPOINTS}/storage.py",
+                "                self._disk.sync(file.fileno(), partial)\n"
+                "                stored = stored_of(file)\n",
+                "                stored = stored_of(file)\n",
+            ),
+        ),
+        tests=(
+            "tests/property/test_checkpoints.py::test_a_power_cut_leaves_the_old_or_the_new_one_whole",
+        ),
+    ),
+    PlantedBug(
+        "an fsync that is made again after it has failed",
+        (
+            Edit(
+                f"{CHECKPOINTS}/storage.py",
+                "                self._disk.sync(file.fileno(), partial)\n"
+                "                stored = stored_of(file)\n",
+                "                try:\n"
+                "                    self._disk.sync(file.fileno(), partial)\n"
+                "                except OSError:\n"
+                "                    self._disk.sync(file.fileno(), partial)\n"
+                "                stored = stored_of(file)\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/checkpoint/test_storage.py::test_a_write_that_fails_leaves_nothing_and_is_not_tried_again",
+        ),
+    ),
+    PlantedBug(
+        "checkpoints pruned before a newer one was read back",
+        (
+            Edit(
+                f"{CHECKPOINTS}/folder.py",
+                " and not self._problems(manifest)\n",
+                "\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/checkpoint/test_folder.py::test_nothing_goes_for_a_newer_one_that_is_damaged",
+        ),
+    ),
+    PlantedBug(
+        "checkpoints with values that are not finite push out the last good one",
+        (
+            Edit(
+                f"{CHECKPOINTS}/retention.py",
+                "        if each.is_whole and not each.is_finite:\n",
+                "        if False:\n",
+            ),
+            Edit(
+                f"{CHECKPOINTS}/folder.py",
+                "if manifest.is_finite and not self._problems(manifest)\n",
+                "if not self._problems(manifest)\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/checkpoint/test_folder.py::test_a_diverged_run_leaves_what_it_can_go_back_to",
+        ),
+    ),
+    PlantedBug(
+        "a checksum that is not compared",
+        (
+            Edit(
+                f"{CHECKPOINTS}/folder.py",
+                "                if digest != part.sha256:\n",
+                "                if False:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/checkpoint/test_folder.py::test_a_damaged_one_is_named_and_the_one_before_it_is_used",
+        ),
+    ),
+    PlantedBug(
+        "a manifest that is deleted before its parts",
+        (
+            Edit(
+                f"{CHECKPOINTS}/folder.py",
+                "        files = self._storage.names(name)\n"
+                "        for each in files:\n",
+                "        files = self._storage.names(name)\n"
+                '        self._storage.remove(f"{name}/{MANIFEST}")\n'
+                "        for each in files:\n",
+            ),
+        ),
+        tests=(
+            "tests/property/test_checkpoints.py::test_a_power_cut_leaves_the_old_or_the_new_one_whole",
+        ),
+    ),
+    PlantedBug(
+        "a coordinator that goes on writing to a folder that another has taken over",
+        (
+            Edit(
+                f"{CHECKPOINTS}/folder.py",
+                "if (owner.job_id, owner.token) != (claim.job_id, claim.token):\n",
+                "if owner.job_id != claim.job_id:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/checkpoint/test_folder.py::test_a_coordinator_whose_folder_was_taken_over_writes_no_more",
+        ),
     ),
 )

@@ -233,11 +233,9 @@ class CheckpointFolder:
                     "that job go on from there"
                 )
         try:
-            owner = self._owner()
+            begun = self._begun(job_id)
         except DamagedError:
-            owner = None  # whose the checkpoints are, their manifests say
-        is_ours = owner is not None and owner.job_id == job_id
-        begun = owner.begun if owner is not None and is_ours else ()
+            begun = ()  # whose the complete ones are, their manifests say
         self._claim = Owner(job_id, token, begun)
         self._write_owner(self._claim)
 
@@ -357,11 +355,18 @@ class CheckpointFolder:
         return MANIFEST in self._storage.names(name)
 
     def _interrupted(self, job_id: str) -> Iterator[CheckpointName]:
-        """What the job has begun and not completed, of which there are files."""
-        owner = self._owner()
-        for name in owner.begun if owner is not None and owner.job_id == job_id else ():
-            if self._storage.names(name) and not self._is_complete(name):
+        """What the job has begun and not completed, and folders without any file."""
+        begun = self._begun(job_id)
+        for name in self.names():
+            files = self._storage.names(name)
+            if not files or (name in begun and MANIFEST not in files):
                 yield CheckpointName.checked(name)
+
+    def _begun(self, job_id: str) -> tuple[str, ...]:
+        owner = self._owner()
+        if owner is None or owner.job_id != job_id:
+            return ()
+        return owner.begun
 
     def _manifests_of(self, job_id: str) -> list[Manifest]:
         found = []

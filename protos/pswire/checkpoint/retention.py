@@ -23,23 +23,25 @@ class Held(NamedTuple):
 def superfluous(
     held: Iterable[Held], verified: CheckpointName, keep: int
 ) -> list[CheckpointName]:
-    """What may be deleted, oldest first; nothing that is newer than `verified`.
+    """What may be deleted, oldest first.
 
     Of those with finite values and of the others, each by itself, the newest stay: a
-    run that has diverged does not push out what it could go back to.
+    run that has diverged does not push out what it could go back to. Nor does what is
+    newer than `verified`, and so may be damaged; of that nothing finite goes.
 
     Args:
         held: All checkpoints of the job.
         verified: The newest with finite values, of which every byte was read back.
         keep: How many of each kind stay, at least 1.
     """
-    kinds: dict[tuple[bool, bool], list[CheckpointName]] = {}
+    going: list[CheckpointName] = []
+    finite: list[CheckpointName] = []
+    diverged: list[CheckpointName] = []
     for each in held:
-        kinds.setdefault((each.is_whole, each.is_finite), []).append(each.name)
-    going = []
-    for (is_whole, _), names in kinds.items():
-        candidates = sorted(names)
-        if is_whole:
-            candidates = candidates[: -max(1, keep)]
-        going += [name for name in candidates if name < verified]
+        if each.is_whole and not each.is_finite:
+            diverged.append(each.name)
+        elif each.name <= verified:
+            (finite if each.is_whole else going).append(each.name)
+    for names in (finite, diverged):
+        going += sorted(names)[: -max(1, keep)]
     return sorted(going)

@@ -42,6 +42,9 @@ _PAUSES_S: Final = (0.5, 2.0)
 _READ_BYTES: Final = 8 << 20
 """What is read at once of a file that is read whole."""
 
+_OVERLAPPED_BYTES_MIN: Final = 1 << 20
+"""Smallest file of which the digest is computed while the disk writes it."""
+
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LINKS: Final = (errno.ELOOP, errno.ENOTDIR)
 """What opening says where a link, or a file, is in place of what we follow."""
@@ -129,9 +132,11 @@ def storage_of(url: str) -> Storage:
 
 
 def stored_of(file: io.RawIOBase) -> Stored:
-    """Size and SHA-256 of all that can be read from a file."""
+    """Size and SHA-256 of all of a file."""
     digest, byte_count = hashlib.sha256(), 0
-    buffer = memoryview(bytearray(_READ_BYTES))
+    expected = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    buffer = memoryview(bytearray(min(_READ_BYTES, expected) or 1))
     while count := file.readinto(buffer):
         digest.update(buffer[:count])
         byte_count += count
@@ -289,13 +294,15 @@ class LocalStorage:
     def _filled(self, partial: Path, fill: Callable[[Path], None]) -> Stored:
         fill(partial)
         failpoints.hit("checkpoint.file_written")
-        with (
-            partial.open("r+b", buffering=0) as file,
-            ThreadPoolExecutor(1) as pool,
-        ):
-            syncing = pool.submit(self._disk.sync, file.fileno(), partial)
-            stored = stored_of(file)
-            syncing.result()
+        with partial.open("r+b", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size < _OVERLAPPED_BYTES_MIN:
+                self._disk.sync(file.fileno(), partial)
+                stored = stored_of(file)
+            else:
+                with ThreadPoolExecutor(1) as pool:
+                    syncing = pool.submit(self._disk.sync, file.fileno(), partial)
+                    stored = stored_of(file)
+                    syncing.result()
         failpoints.hit("checkpoint.file_synced")
         return stored
 

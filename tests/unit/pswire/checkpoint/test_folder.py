@@ -305,6 +305,17 @@ def test_nothing_goes_for_a_newer_one_that_is_damaged(
     assert local.prune("job", 1) == ()
 
 
+def test_a_diverged_run_leaves_what_it_can_go_back_to(
+    folder: CheckpointFolder,
+) -> None:
+    names = [save(folder, version, is_finite=version < 3) for version in (1, 2, 3, 4)]
+
+    assert folder.prune("job", 1) == (names[0], names[2])
+    newest = folder.newest_good().manifest
+    assert newest is not None
+    assert newest.name == names[1]
+
+
 def test_what_was_interrupted_goes_when_a_newer_one_is_whole(
     folder: CheckpointFolder,
 ) -> None:

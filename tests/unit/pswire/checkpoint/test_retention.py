@@ -25,7 +25,7 @@ def test_at_least_one_stays() -> None:
 
 
 def test_nothing_goes_that_is_newer_than_what_was_verified() -> None:
-    assert going(held(1, 2, 3, 4, 5), 2, 1) == [1]
+    assert going(held(1, 2, 3, 4, 5), 3, 2) == [1]
 
 
 def test_what_is_not_whole_counts_for_nothing_and_goes_when_it_is_older() -> None:
@@ -35,7 +35,13 @@ def test_what_is_not_whole_counts_for_nothing_and_goes_when_it_is_older() -> Non
 
 
 def test_a_diverged_run_pushes_out_no_finite_values() -> None:
-    found = held(1, 2) + held(3, 4, 5, 6, is_finite=False)
+    found = held(1, 2) + held(3, 4, is_finite=False)
 
     assert going(found, 2, 2) == []
-    assert going(found + held(7), 7, 2) == [1, 3, 4]
+    assert going(found + held(7), 7, 2) == [1]
+
+
+def test_a_diverged_run_does_not_fill_the_disk() -> None:
+    found = held(1) + held(2, 3, 4, 5, is_finite=False)
+
+    assert going(found, 1, 2) == [2, 3]
