@@ -47,6 +47,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "shard.before_reply": "The answer to a push is made and not sent yet.",
         "shard.checkpoint_copied": "All is copied for a checkpoint; still frozen.",
         "shard.checkpoint_written": "A part of a checkpoint is durable; nobody knows.",
+        "shard.restore_read": "A chunk of a checkpoint is read and not staged yet.",
         "checkpoint.begun": "A checkpoint is named; nothing of it is written.",
         "checkpoint.file_written": "A file of a checkpoint is written, not durable.",
         "checkpoint.file_synced": "Its bytes are durable; it has not got its name.",

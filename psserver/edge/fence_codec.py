@@ -34,6 +34,7 @@ def fence_request(
         chosen=None if chosen is None else choice_message(chosen),
         settled=report.is_settled,
         measured=None if measured is None else choice_message(measured),
+        failure=report.failure,
     )
 
 
@@ -60,6 +61,7 @@ def read_fence_report(message: messages.ReportFenceRequest) -> FenceReport:
         measured=(
             read_choice(message.measured) if message.HasField("measured") else None
         ),
+        failure=message.failure,
     )
 
 

@@ -44,6 +44,7 @@ class FenceReport:
         is_settled: Whether everything of the mode before is applied.
         measured: When the job clips, the open clock with the sum of squares of this
             shard's part, if that is known.
+        failure: For a start, why the values of a checkpoint can't be loaded.
     """
 
     fence_number: int
@@ -58,6 +59,7 @@ class FenceReport:
     chosen: ClockChoice | None = None
     is_settled: bool = True
     measured: ClockChoice | None = None
+    failure: str = ""
 
     def holding_of(self, worker: WorkerKey) -> WorkerHolding:
         """What the shard holds of a member; nothing when it does not know it."""

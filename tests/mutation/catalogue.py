@@ -1947,4 +1947,38 @@ BUGS = (
             "tests/unit/pswire/checkpoint/test_folder.py::test_a_coordinator_whose_folder_was_taken_over_writes_no_more",
         ),
     ),
+    PlantedBug(
+        "settings of a checkpoint forgotten",
+        (
+            Edit(
+                f"{SHARD_CORE}/shard.py",
+                "self.state.used.update(self._fence.open.used or {})",
+                "pass",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/host/test_checkpoint_loading.py",),
+    ),
+    PlantedBug(
+        "what is read for a fence that is over is staged under the next one",
+        (
+            Edit(
+                "psserver/shard/host/checkpoint_loading.py",
+                "            if not core.is_open(fence_number):\n",
+                "            if False:\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/host/test_checkpoint_loading.py",),
+    ),
+    PlantedBug(
+        "state of a checkpoint loaded unchecked",
+        (
+            Edit(
+                "psserver/shard/tensors/apply_engine.py",
+                "            self.check_state(optimizer, chunk_index, held.state, "
+                "spec_digest=digest)\n",
+                "            self.declared.spec(optimizer, digest)\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/tensors/test_recut_images.py",),
+    ),
 )

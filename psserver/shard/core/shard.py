@@ -348,6 +348,8 @@ class ShardCore:
         kind: FenceKind,
         seeder: WorkerKey | None = None,
         evicting: Collection[WorkerKey] = (),
+        *,
+        loads: bool = False,
     ) -> None:
         """Stops applying and reports, for a start when the seed is complete.
 
@@ -356,9 +358,10 @@ class ShardCore:
             kind: What it is for.
             seeder: For a start, whose values count.
             evicting: Workers whose data is to be reported.
+            loads: Whether the values of a start are those of a checkpoint.
         """
         if self._fence.prepare(
-            fence_number, kind, seeder=seeder, evicting=tuple(evicting)
+            fence_number, kind, seeder=seeder, evicting=tuple(evicting), loads=loads
         ):
             if kind is FenceKind.START:
                 self.state.effects.append(DiscardSeed())
@@ -393,12 +396,31 @@ class ShardCore:
             self._fence.open.seeded.add(chunk_index)
             self._progress.pump()
 
+    def is_open(self, fence_number: int) -> bool:
+        """Whether this fence is open here."""
+        fence = self._fence.open
+        return fence is not None and fence.fence_number == fence_number
+
+    def settings_loaded(self, fence_number: int, used: Mapping[str, Trailer]) -> None:
+        """The owner has the settings that go with the values of a checkpoint."""
+        if self._fence.open is not None and self.is_open(fence_number):
+            self._fence.open.used = used
+            self._progress.pump()
+
+    def fail_load(self, fence_number: int, reason: str) -> None:
+        """The owner can't load a checkpoint."""
+        if self._fence.open is not None and self.is_open(fence_number):
+            self._fence.open.failure = reason
+            self._progress.pump()
+
     def install_record(self, record: Record) -> None:
         """Goes on under a record; older ones change nothing."""
         known = self.clocks.record
         if known is None or record.generation > known.generation:
             if known is None and record.kind is FenceKind.START:
                 self.state.effects.append(CommitSeed())
+                if self._fence.open is not None:
+                    self.state.used.update(self._fence.open.used or {})
             self._progress.install(record)
         self._fence.close(record.fence_number)
         self._progress.pump()

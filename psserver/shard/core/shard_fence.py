@@ -5,9 +5,10 @@ and stages but applies, commits and acknowledges nothing. It reports only when
 nothing is being applied any more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from psserver.shard.core.push import Trailer
 from pswire.membership import CutPurpose, FenceKind, WorkerKey
 
 
@@ -54,6 +55,9 @@ class OpenFence:
         seeder: For a start, whose values count.
         evicting: Workers whose data is to be reported.
         seeded: For a start, chunks that are staged.
+        loads: Whether a start has the values of a checkpoint.
+        used: For such a start, the settings that go with them, as in `ShardState`.
+        failure: Why they can't be loaded.
         reported: Whether the report is out.
     """
 
@@ -62,7 +66,17 @@ class OpenFence:
     seeder: WorkerKey | None
     evicting: tuple[WorkerKey, ...]
     seeded: set[int]
+    loads: bool = False
+    used: Mapping[str, Trailer] | None = None
+    failure: str = ""
     reported: bool = False
+
+    def is_seeded(self, chunk_indexes: Collection[int]) -> bool:
+        """Whether all is staged that a start needs, or will never be."""
+        is_whole = self.seeded == chunk_indexes and not (
+            self.loads and self.used is None
+        )
+        return is_whole or bool(self.failure)
 
 
 class ShardFence:
@@ -116,6 +130,7 @@ class ShardFence:
         *,
         seeder: WorkerKey | None,
         evicting: tuple[WorkerKey, ...],
+        loads: bool = False,
     ) -> bool:
         """Opens a fence, to which a cut that is not being copied yields.
 
@@ -127,7 +142,7 @@ class ShardFence:
         if self.pending is not None and not self.pending.is_copying:
             self.pending = None
         self._last_number = fence_number
-        self.open = OpenFence(fence_number, kind, seeder, evicting, set())
+        self.open = OpenFence(fence_number, kind, seeder, evicting, set(), loads)
         return True
 
     def close(self, fence_number: int) -> OpenFence | None:

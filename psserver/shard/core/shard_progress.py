@@ -255,10 +255,11 @@ class ShardProgress:
         if fence is None or fence.reported or self._fence.is_copying:
             return
         is_open = self.clocks.open is not None and bool(self.clocks.open.applying)
-        is_seeded = fence.seeded == self._state.chunk_indexes
         if is_open or self.pushes.is_applying:
             return
-        if fence.kind is FenceKind.START and not is_seeded:
+        if fence.kind is FenceKind.START and not fence.is_seeded(
+            self._state.chunk_indexes
+        ):
             return
         if self.clocks.commits.measure.is_under_way:
             # A clock that nobody is left to commit may need what comes out of it.
@@ -305,6 +306,7 @@ def report_of(
             if number is not None and contributors
             else None
         ),
+        failure=fence.failure,
     )
 
 

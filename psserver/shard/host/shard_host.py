@@ -35,6 +35,7 @@ from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.answer_slots import AnswerSlots
 from psserver.shard.host.arithmetic import Arithmetic
+from psserver.shard.host.checkpoint_loading import CheckpointLoading
 from psserver.shard.host.checkpoint_parts import CheckpointParts
 from psserver.shard.host.chunk_updates import ChunkUpdates, ClockNorms
 from psserver.shard.host.cut_images import CutImages
@@ -47,6 +48,7 @@ from psserver.shard.host.shared_segments import SharedSegments
 from psserver.shard.tensors.shard_vectors import private_memory, shared_memory
 from psserver.shard.tensors.values_encoder import Messages
 from pswire.checkpoint.manifest import part_name
+from pswire.checkpoint.place import CheckpointPlace
 from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
@@ -130,6 +132,7 @@ class ShardHost:
             self._arithmetic,
             self.outbox.put_nowait,
         )
+        self._loading = CheckpointLoading(self.pump)
         self._updates = ChunkUpdates(self._arithmetic, self.members, self.pump)
         self._norms = ClockNorms(self._arithmetic, self.pump)
         self._is_pumping = False
@@ -139,6 +142,7 @@ class ShardHost:
         self.end_sessions(Refusal(ErrorReason.DRAINING, "the shard is shutting down"))
         self.resting.end_all()
         self.checkpoints.close()
+        self._loading.close()
         self._arithmetic.close()
         self.history.close()
         # `grpc.aio` keeps what a cancelled call has awaited (grpc/grpc#43360), and with
@@ -237,13 +241,19 @@ class ShardHost:
         kind: FenceKind,
         seeder: WorkerKey | None = None,
         evicting: Collection[WorkerKey] = (),
+        checkpoint: CheckpointPlace | None = None,
     ) -> None:
-        """Opens a fence."""
+        """Opens a fence, for a start also with the values of a checkpoint."""
         if kind is FenceKind.START:
             self._seeder = seeder
+        loads = checkpoint is not None
         self._call(
-            lambda core: core.prepare_fence(fence_number, kind, seeder, evicting)
+            lambda core: core.prepare_fence(
+                fence_number, kind, seeder, evicting, loads=loads
+            )
         )
+        if checkpoint is not None:
+            self._loading.begin(self.model, fence_number, checkpoint)
 
     def install_record(self, record: Record) -> None:
         """Goes on under a record."""

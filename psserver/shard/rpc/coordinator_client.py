@@ -247,6 +247,9 @@ def _take_event(host: ShardHost, event: messages.WatchShardResponse) -> None:
                 FenceKind(prepare.kind),
                 seeder,
                 [read_identity(worker) for worker in prepare.evicting],
+                read_place(prepare.checkpoint)
+                if prepare.HasField("checkpoint")
+                else None,
             )
         case "record":
             host.install_record(read_record(event.record))
