@@ -6,6 +6,7 @@ The JSON keeps its names within a `schema_version`; new ones may be added.
 
 import asyncio
 from collections.abc import Collection, Coroutine
+from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
 from psctl.tables import count_text, fitted
@@ -24,6 +25,7 @@ from psworker.launch.reachability import (
 )
 from psworker.transport.call_error import CallError
 from psworker.transport.status_client import (
+    CheckpointStatus,
     JobStatus,
     ShardStatus,
     WorkerStatus,
@@ -120,6 +122,16 @@ def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
             for split in status.splits
         ],
         "epochs": [_epoch_json(epoch) for epoch in status.epochs],
+        "checkpoints": status.checkpoints and _checkpoints_json(status.checkpoints),
+    }
+
+
+def _checkpoints_json(checkpoints: CheckpointStatus) -> dict[str, object]:
+    return {
+        "url": checkpoints.url,
+        "interval": checkpoints.interval,
+        "newest": checkpoints.newest and asdict(checkpoints.newest),
+        "failure": checkpoints.failure or None,
     }
 
 
@@ -252,6 +264,7 @@ def _facts(status: JobStatus) -> list[tuple[str, str]]:
             if version < 0
             else f"version {version}",
         ),
+        ("checkpoint", _checkpoint_text(status.checkpoints)),
         ("waits for", "" if status.failure else waits_for),
         ("tensors", _transport_text(status)),
         ("cut off", _unreached_text(status)),
@@ -270,6 +283,22 @@ def _facts(status: JobStatus) -> list[tuple[str, str]]:
         ("staleness", _staleness_text(status.shards)),
         ("failure", printable(status.failure)),
     ]
+
+
+def _checkpoint_text(checkpoints: CheckpointStatus | None) -> str:
+    """The newest checkpoint, and why the last try has failed; empty without any."""
+    if checkpoints is None:
+        return ""
+    newest = checkpoints.newest
+    text = f"none yet, one every {printable(checkpoints.interval)}"
+    if newest is not None:
+        text = (
+            f"version {newest.version}, {newest.age_ms / 1000:.0f} s ago "
+            f"({printable(newest.name)}, {byte_text(newest.byte_count)})"
+        )
+    if checkpoints.failure:
+        text += f"; the last try has failed: {printable(checkpoints.failure)}"
+    return text
 
 
 def _evictions_text(status: JobStatus) -> str:

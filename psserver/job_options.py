@@ -15,6 +15,7 @@ import typer
 
 from psserver.config import (
     BACKUP_WORKER_COUNT,
+    CHECKPOINT_KEEP_COUNT,
     CHUNK_KIB,
     DELAY_COMPENSATION,
     JOB_SEED,
@@ -25,6 +26,8 @@ from psserver.config import (
     CoordinatorConfig,
     ListenConfig,
 )
+from psserver.edge.checkpoint_interval import EVERY_TEN_MINUTES, CheckpointInterval
+from psserver.edge.coordinator_settings import CHECKPOINT_KEEP_COUNT_DEFAULT
 from pswire.limits import (
     CHUNK_BYTES_ASKED_MIN,
     CHUNK_BYTES_MAX,
@@ -38,6 +41,18 @@ from pswire.membership import (
     StepAtomicity,
 )
 from pswire.options import MODES_TEXT, STALENESS_HELP, choice_option, number_option
+
+
+def _interval_text(text: str) -> str:
+    """An interval as `CheckpointInterval` writes it.
+
+    Raises:
+        typer.BadParameter: It is none.
+    """
+    try:
+        return str(CheckpointInterval.parse(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +154,35 @@ class JobOptions:
             help="Seconds within which a lost process is noticed, at least 1.",
         ),
     ] = 10.0
+    checkpoint_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER|URL",
+            help="Where to write checkpoints: a folder, or any URL that fsspec "
+            "reaches, which the coordinator and all shards see under this name.",
+            show_default=False,
+        ),
+    ] = None
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(
+            parser=_interval_text,
+            metavar="500steps|10min",
+            help="With --checkpoint-dir, how often: after so many steps of all workers "
+            f"together, or so much time; {EVERY_TEN_MINUTES} by default.",
+            show_default=False,
+        ),
+    ] = None
+    checkpoint_keep: Annotated[
+        int | None,
+        number_option(
+            allowed=CHECKPOINT_KEEP_COUNT,
+            metavar="N",
+            help="With --checkpoint-dir, how many checkpoints stay; "
+            f"{CHECKPOINT_KEEP_COUNT_DEFAULT} by default.",
+            show_default=False,
+        ),
+    ] = None
     seed: Annotated[
         int,
         number_option(
@@ -151,6 +195,7 @@ class JobOptions:
     def config(self, listen: ListenConfig, state_dir: Path) -> CoordinatorConfig:
         """The coordinator's settings; not validated yet."""
         atomicity = self.step_atomicity
+        interval = self.checkpoint_every
         return CoordinatorConfig(
             listen=listen,
             state_dir=state_dir,
@@ -166,6 +211,11 @@ class JobOptions:
             chunk_kib=self.chunk_kib,
             lease_ttl_ms=round(self.lease_ttl * 1000),
             job_seed=self.seed,
+            checkpoint_url=self.checkpoint_dir,
+            checkpoint_interval=CheckpointInterval.parse(interval)
+            if interval
+            else None,
+            checkpoint_keep_count=self.checkpoint_keep,
         )
 
     def arguments(self) -> list[str]:

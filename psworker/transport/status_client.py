@@ -1,4 +1,4 @@
-"""Asks for the state of a job and changes its mode, for psctl. Without torch."""
+"""Asks for the state of a job and for changes of it, for psctl. Without torch."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
@@ -71,6 +71,35 @@ class ShardStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCheckpoint:
+    """A checkpoint that is complete; `url` is without the password of its own."""
+
+    url: str
+    name: str
+    version: int
+    clock: int
+    byte_count: int
+    age_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStatus:
+    """Where the making of checkpoints stands.
+
+    Attributes:
+        url: Folder of all of them.
+        interval: How often one is made, such as `10min`.
+        newest: The newest one, None before the first.
+        failure: Why the last try has failed, empty when it has not.
+    """
+
+    url: str
+    interval: str
+    newest: SavedCheckpoint | None
+    failure: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
     """Where a job stands.
 
@@ -94,6 +123,7 @@ class JobStatus:
         compression: How gradients and values are sent, empty for as they are.
         splits: Splits of data that were recorded, without their recipes.
         epochs: Data of the epochs that were opened last, the newest first.
+        checkpoints: Its checkpoints; None for a job that makes none.
     """
 
     settings: JobSettings
@@ -115,6 +145,7 @@ class JobStatus:
     compression: str = ""
     splits: tuple[RecordedSplit, ...] = ()
     epochs: tuple[EpochReport, ...] = ()
+    checkpoints: CheckpointStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +200,28 @@ async def change_mode(
     return ModeChange(response.generation, response.mode_clock)
 
 
+async def save_checkpoint(address: str, *, timeout_s: float) -> SavedCheckpoint:
+    """Has a checkpoint made; returns when it is complete.
+
+    Args:
+        address: Of the coordinator.
+        timeout_s: Longest wait for it.
+
+    Raises:
+        CallError: It gave no answer, or refused.
+    """
+    async with aio_channel(address, ChannelKind.CONTROL) as channel:
+        with translated(f"the coordinator at {address}"):
+            response = await _stub(channel).SaveCheckpoint(
+                pb.SaveCheckpointRequest(
+                    protocol_version=PROTOCOL_VERSION,
+                    timeout_ms=round(timeout_s * 1000),
+                ),
+                timeout=timeout_s + ANSWER_MARGIN_S,
+            )
+    return _saved_of(response.saved)
+
+
 def _stub(channel: "grpc.aio.Channel") -> "CoordinatorServiceAsyncStub":
     return cast("CoordinatorServiceAsyncStub", CoordinatorServiceStub(channel))
 
@@ -199,6 +252,31 @@ def status_of(message: pb.GetStatusResponse) -> JobStatus:
         compression=message.compression,
         splits=tuple(map(read_split, message.splits)),
         epochs=tuple(map(read_epoch, message.epochs)),
+        checkpoints=(
+            _checkpoints_of(message.checkpoints)
+            if message.HasField("checkpoints")
+            else None
+        ),
+    )
+
+
+def _checkpoints_of(message: pb.CheckpointStatus) -> CheckpointStatus:
+    return CheckpointStatus(
+        url=message.url,
+        interval=message.interval,
+        newest=_saved_of(message.newest) if message.HasField("newest") else None,
+        failure=message.failure,
+    )
+
+
+def _saved_of(message: pb.SavedCheckpoint) -> SavedCheckpoint:
+    return SavedCheckpoint(
+        url=message.place.url,
+        name=message.place.name,
+        version=message.version,
+        clock=message.clock,
+        byte_count=message.byte_count,
+        age_ms=message.age_ms,
     )
 
 

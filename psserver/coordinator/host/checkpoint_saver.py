@@ -108,7 +108,7 @@ class CheckpointSaver:
             Refusal: `UNSUPPORTED`, `NOT_STARTED`, `SHARD_LOST`, `CHECKPOINT_FAILED` or
                 `WAIT_TIMEOUT`.
         """
-        return await self._made(timeout_s, lambda: False)
+        return await self._made(timeout_s, needs_all_shards=False)
 
     async def save_last(self) -> None:
         """Has a last checkpoint made before this process ends, if the shards live."""
@@ -120,15 +120,21 @@ class CheckpointSaver:
             LAST_CHECKPOINT_S,
         )
         try:
-            await self._made(LAST_CHECKPOINT_S, lambda: bool(core.shards.missing))
+            await self._made(LAST_CHECKPOINT_S, needs_all_shards=True)
             if self._pruning is not None:
                 await self._pruning
         except Refusal as refusal:
             log.warning("no last checkpoint: %s", refusal.message)
 
     async def _made(
-        self, timeout_s: float, is_hopeless: Callable[[], bool]
+        self, timeout_s: float, *, needs_all_shards: bool
     ) -> CommittedCheckpoint:
+        """A checkpoint that is cut after this call.
+
+        Args:
+            timeout_s: Longest wait for it.
+            needs_all_shards: Whether one that is away, or ends, is not waited for.
+        """
         core, checkpoints = self._core, self._core.checkpoints
         wanted = core.want_checkpoint(now_ms())
         self._pump()
@@ -136,12 +142,15 @@ class CheckpointSaver:
             lambda: (
                 checkpoints.answered >= wanted
                 or bool(core.progress.failure)
-                or is_hopeless()
+                or (needs_all_shards and bool(core.shards.missing))
             ),
             timeout_s,
         )
         core.progress.check_alive()
-        newest = checkpoints.newest
+        newest, away = checkpoints.newest, core.shards.missing
+        if checkpoints.answered < wanted and needs_all_shards and away:
+            names = ", ".join(f"shard {slot.index}" for slot in away)
+            raise Refusal(ErrorReason.CHECKPOINT_FAILED, f"without {names}")
         if checkpoints.answered < wanted:
             waited_for = self._waits.text(now_ms(), at_once=True)
             raise Refusal(

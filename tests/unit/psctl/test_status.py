@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 
 from psctl.status import status_json, status_text
+from psserver.coordinator.core.checkpoints import CommittedCheckpoint
+from psserver.coordinator.host.job_waits import JobWaits
+from psserver.coordinator.rpc.status_report import status_message
+from psserver.edge.coordinator_settings import CheckpointSettings, CoordinatorSettings
 from pswire.addresses import Address
 from pswire.awaited import Awaited
 from pswire.job_settings import JobSettings
@@ -15,12 +19,15 @@ from pswire.membership_codec import settings_message
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
 from psworker.transport.status_client import (
+    CheckpointStatus,
     JobStatus,
+    SavedCheckpoint,
     ShardStatus,
     WorkerStatus,
     status_of,
 )
 from psworker.transport.values import Waiting
+from tests.doubles.driven_coordinator import DrivenCoordinator
 
 COORDINATOR = Address("127.0.0.1", 7070)
 
@@ -355,3 +362,68 @@ def test_a_job_that_sends_fewer_bytes_says_so() -> None:
     assert status_json(COORDINATOR, fewer)["compression"] == fewer.compression
     assert "compressed" not in status_text(STATUS)
     assert status_json(COORDINATOR, STATUS)["compression"] is None
+
+
+def test_the_newest_checkpoint_is_shown_with_its_age_and_the_last_failure() -> None:
+    saved = SavedCheckpoint(
+        url="/checkpoints",
+        name="step-000000000500",
+        version=500,
+        clock=250,
+        byte_count=3 << 20,
+        age_ms=61_000,
+    )
+    checkpoints = CheckpointStatus(
+        url="/checkpoints", interval="10min", newest=None, failure=""
+    )
+    assert "checkpoint  none yet, one every 10min\n" in status_text(
+        replace(STATUS, checkpoints=checkpoints)
+    )
+    checkpoints = replace(checkpoints, newest=saved, failure="shard 1: No space")
+    status = replace(STATUS, checkpoints=checkpoints)
+    assert (
+        "checkpoint  version 500, 61 s ago (step-000000000500, 3.0 MiB); the last try "
+        "has failed: shard 1: No space\n"
+    ) in status_text(status)
+    found = json.loads(json.dumps(status_json(COORDINATOR, status)))["checkpoints"]
+    assert found["newest"]["age_ms"] == 61_000
+    assert found["failure"] == "shard 1: No space"
+
+
+def test_a_job_that_makes_no_checkpoints_shows_none() -> None:
+    assert status_json(COORDINATOR, STATUS)["checkpoints"] is None
+    assert "checkpoint" not in status_text(STATUS)
+
+
+def test_where_checkpoints_stand_is_read_as_it_was_written() -> None:
+    core = DrivenCoordinator.running(
+        "a",
+        settings=CoordinatorSettings(
+            job_id="job",
+            shard_count=1,
+            checkpoints=CheckpointSettings(url="s3://key:secret@bucket/run"),
+        ),
+    ).core
+    core.checkpoints.failure = "no space"
+    core.checkpoints.newest = CommittedCheckpoint(
+        name="step-000000000500",
+        version=500,
+        clock=250,
+        byte_count=9,
+        committed_ms=1_000,
+    )
+    status = status_of(status_message(core, JobWaits(core), now_ms=5_000))
+
+    assert status.checkpoints == CheckpointStatus(
+        url="s3://...@bucket/run",
+        interval="10min",
+        newest=SavedCheckpoint(
+            url="s3://...@bucket/run",
+            name="step-000000000500",
+            version=500,
+            clock=250,
+            byte_count=9,
+            age_ms=4_000,
+        ),
+        failure="no space",
+    )

@@ -1,5 +1,6 @@
 """Options of a job: declared once, taken by two commands, written down again."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 
 from psserver.__main__ import app
 from psserver.config import ListenConfig
+from psserver.edge.checkpoint_interval import CheckpointInterval
 from psserver.job_options import (
     JobOptions,
     takes_job_options,
@@ -29,6 +31,9 @@ FULL = JobOptions(
     delay_compensation=0.04,
     chunk_kib=256,
     lease_ttl=2.5,
+    checkpoint_dir="checkpoints",
+    checkpoint_every="500steps",
+    checkpoint_keep=5,
     seed=7,
 )
 
@@ -67,6 +72,24 @@ def test_the_lease_becomes_milliseconds() -> None:
     assert FULL.config(listen, Path("state")).lease_ttl_ms == 2500
 
 
+def test_a_folder_of_checkpoints_is_one_path_for_all_processes() -> None:
+    listen = ListenConfig(address=Address("127.0.0.1", 0))
+
+    def url(given: str) -> str:
+        options = replace(FULL, checkpoint_dir=given)
+        settings = options.config(listen, Path("state")).job_settings(
+            job_id="job", job_seed=0
+        )
+        assert settings.checkpoints is not None
+        assert settings.checkpoints.interval == CheckpointInterval(step_count=500)
+        assert settings.checkpoints.keep_count == 5
+        return settings.checkpoints.url
+
+    assert url("checkpoints") == str(Path("checkpoints").absolute())
+    assert url("file:///data/run") == "/data/run"
+    assert url("s3://bucket/run") == "s3://bucket/run"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -75,6 +98,10 @@ def test_the_lease_becomes_milliseconds() -> None:
         ["--shards", "1", "--lease-ttl", "nan"],
         ["--shards", "1", "--lease-ttl", "inf"],
         ["--shards", "1", "--chunk-kib", "1.5"],
+        ["--shards", "1", "--checkpoint-dir", "c", "--checkpoint-every", "10"],
+        ["--shards", "1", "--checkpoint-dir", "c", "--checkpoint-keep", "0"],
+        ["--shards", "1", "--checkpoint-every", "10min"],
+        ["--shards", "1", "--checkpoint-keep", "2"],
     ],
 )
 def test_wrong_use_is_exit_code_2(arguments: list[str], tmp_path: Path) -> None:

@@ -1,0 +1,273 @@
+"""Checkpoints of a running job: whole, of one cut, and made when they are due."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import psworker
+from psserver.coordinator.core.checkpoints import CommittedCheckpoint
+from psserver.coordinator.rpc.status_report import status_message
+from psserver.coordinator.storage.saved_job import saved_job_of
+from psserver.edge.checkpoint_interval import CheckpointInterval
+from psserver.edge.monotonic import now_ms
+from psserver.shard.tensors.shard_image import PartOfImage
+from pswire.checkpoint.errors import CheckpointError, OwnerError, StorageError
+from pswire.checkpoint.folder import CheckpointFolder
+from pswire.checkpoint.manifest import CheckpointName, Manifest
+from pswire.checkpoint.parts import PartKey
+from pswire.membership import Mode, StepAtomicity, WorkerState
+from pswire.reasons import ErrorReason, Refusal
+from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect
+from tests.integration.ones_worker import Worker
+
+BATCH_SIZE = 4
+SAMPLE_COUNT = 400
+NEVER = CheckpointInterval(duration_ms=3_600_000)
+
+KINDS: dict[str, dict[str, Any]] = {
+    "bsp": {},
+    "ssp": {"mode": Mode.SSP, "staleness_bound": 2},
+    "asp": {"mode": Mode.ASP},
+    "two phases": {"step_atomicity": StepAtomicity.CLOCK},
+    "asp in two phases": {"mode": Mode.ASP, "step_atomicity": StepAtomicity.CLOCK},
+    "clipped": {"clip_grad_norm": 0.1},
+    "backup workers": {
+        "backup_worker_count": 1,
+        "step_atomicity": StepAtomicity.CLOCK,
+    },
+}
+
+
+def job_in(tmp_path: Path, **settings: Any) -> Job:  # noqa: ANN401, as `Job` has them
+    settings.setdefault("checkpoint_interval", NEVER)
+    settings.setdefault("workers_min", 2)
+    return Job(
+        tmp_path / "state", checkpoint_url=str(tmp_path / "checkpoints"), **settings
+    )
+
+
+def folder_in(tmp_path: Path) -> CheckpointFolder:
+    return CheckpointFolder(str(tmp_path / "checkpoints"))
+
+
+def train(job: Job, worker_id: str, clip_grad_norm: float | None) -> None:
+    """One epoch of a small model."""
+    with connect(job, worker_id) as ps:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 200), nn.Linear(200, 2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        data = TensorDataset(torch.randn(SAMPLE_COUNT, 8))
+        loader: Any = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
+        options: Any = {}
+        if clip_grad_norm is not None:
+            options["clip_grad_norm"] = clip_grad_norm
+        model, optimizer, loader = ps.prepare(model, optimizer, loader, **options)
+        for (inputs,) in loader:
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def save(job: Job) -> CommittedCheckpoint:
+    return job.run(job.coordinator.checkpoints.save(30))
+
+
+def wait_newest(job: Job, *, not_name: str = "") -> CommittedCheckpoint:
+    """The newest checkpoint, once there is another one than this."""
+    checkpoints = job.coordinator.core.checkpoints
+
+    def is_there() -> bool:
+        newest = checkpoints.newest
+        return newest is not None and newest.name != not_name
+
+    reached = job.run(job.coordinator.changes.wait_until(is_there, WAIT_TIMEOUT_S / 2))
+    assert reached, f"no checkpoint: {checkpoints.failure}"
+    assert checkpoints.newest is not None
+    return checkpoints.newest
+
+
+def check_one_cut(folder: CheckpointFolder, name: str) -> Manifest:
+    """Every file is as it was written, and all are of one cut."""
+    assert folder.verify(name) == ()
+    manifest = folder.manifest(name)
+    lasts = {
+        (worker_id, incarnation): last
+        for worker_id, incarnation, last in manifest.job["sequences"]
+    }
+    for part in manifest.parts:
+        with folder.open_part(name, part) as file:
+            windows = PartOfImage(file).core.windows
+        done = {tuple(each.worker): each.done_sequence for each in windows}
+        for worker, last in lasts.items():
+            # A push that backup workers make too late never comes to be done.
+            late = done[worker] < last and manifest.mode is Mode.BSP
+            assert done[worker] == last or late, f"{part.name} is of another cut"
+    return manifest
+
+
+def check_values(job: Job, folder: CheckpointFolder, manifest: Manifest) -> None:
+    """The parts hold what the shards hold, which has not changed since."""
+    for host, part in zip(job.shards, manifest.parts, strict=True):
+        with folder.open_part(manifest.name, part) as file:
+            for chunk in host.model.chunks:
+                image = job.ask(
+                    lambda host=host, chunk=chunk: host.model.engine.image_of(  # type: ignore[misc]
+                        chunk.index
+                    )
+                )
+                saved = file.tensor(PartKey.value(chunk.index).text)
+                assert torch.equal(saved, image.values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.timeout(240)
+def test_checkpoints_made_while_a_job_trains_are_each_of_one_cut(
+    tmp_path: Path, kind: str
+) -> None:
+    settings = dict(KINDS[kind])
+    clip_grad_norm = settings.pop("clip_grad_norm", None)
+    with job_in(tmp_path, **settings) as job:
+        folder = folder_in(tmp_path)
+        works = dict.fromkeys("ab", lambda name: train(job, name, clip_grad_norm))
+        with Crew(works) as crew:
+            job.wait_workers(2, WorkerState.MEMBER)
+            made = [save(job) for _ in range(4)]
+            crew.results()
+        last = wait_newest(job, not_name=made[-1].name)
+
+        # The oldest are deleted once newer ones were read back.
+        for each in {each.name: each for each in made[-2:]}.values():
+            manifest = check_one_cut(folder, each.name)
+            saved = saved_job_of(manifest, folder.url)
+            consumed_count = sum(epoch.consumed_count for epoch in saved.epochs)
+            if kind != "backup workers":  # which drop what comes too late
+                assert consumed_count == BATCH_SIZE * manifest.version
+        manifest = check_one_cut(folder, last.name)
+        check_values(job, folder, manifest)
+        with psworker.SnapshotReader(job.address) as reader:
+            snapshot = reader.latest()
+        assert (manifest.version, manifest.clock) == (snapshot.version, snapshot.clock)
+        (epoch,) = saved_job_of(manifest, folder.url).epochs
+        assert epoch.is_closed
+
+
+@pytest.mark.timeout(120)
+def test_one_is_made_every_so_many_steps_and_so_many_stay(tmp_path: Path) -> None:
+    with job_in(
+        tmp_path,
+        checkpoint_interval=CheckpointInterval(step_count=1),
+        checkpoint_keep_count=1,
+    ) as job:
+        with Crew(dict.fromkeys("ab", lambda name: train(job, name, None))) as crew:
+            first = wait_newest(job)
+            wait_newest(job, not_name=first.name)
+            crew.results()
+        newest = job.coordinator.core.checkpoints.newest
+        assert newest is not None
+        status = status_message(job.coordinator.core, job.coordinator.waits, now_ms())
+        assert status.checkpoints.newest.place.name == newest.name
+    folder = folder_in(tmp_path)
+    assert folder.names()[-1] == str(CheckpointName(2 * 50))
+    assert len(folder.names()) <= 2, "the last one may not be read back yet"
+
+
+def test_a_job_that_has_not_changed_gives_the_newest_one_again(tmp_path: Path) -> None:
+    with job_in(tmp_path) as job:
+        with Crew(dict.fromkeys("ab", lambda name: train(job, name, None))) as crew:
+            crew.results()
+        last = wait_newest(job)
+        assert save(job) is last
+        assert folder_in(tmp_path).names() == (last.name,)
+
+
+def test_a_coordinator_that_is_started_again_knows_the_newest_one(
+    tmp_path: Path,
+) -> None:
+    with job_in(tmp_path) as job:
+        with Crew(dict.fromkeys("ab", lambda name: train(job, name, None))) as crew:
+            crew.results()
+        last = wait_newest(job)
+        job.stop_coordinator()
+        assert folder_in(tmp_path).names() == (last.name,), "nothing has changed"
+        job.start_coordinator()
+        known = job.coordinator.core.checkpoints.newest
+        assert known is not None
+        assert (known.name, known.version) == (last.name, last.version)
+
+
+def test_a_coordinator_that_ends_makes_a_last_one(tmp_path: Path) -> None:
+    with job_in(tmp_path, workers_min=1) as job:
+        worker = Worker.of(job, "a")
+        with worker.ps:
+            worker.step()
+            job.stop_coordinator()
+            (name,) = folder_in(tmp_path).names()
+            manifest = check_one_cut(folder_in(tmp_path), name)
+            assert manifest.version == 1
+            job.start_coordinator()
+            job.wait_workers(1, WorkerState.MEMBER)
+
+
+def test_a_folder_that_another_job_uses_is_refused(tmp_path: Path) -> None:
+    with job_in(tmp_path) as job:
+        with Crew(dict.fromkeys("ab", lambda name: train(job, name, None))) as crew:
+            crew.results()
+        wait_newest(job)
+        with (
+            pytest.raises(OwnerError, match="has checkpoints of job"),
+            Job(tmp_path / "other", checkpoint_url=str(tmp_path / "checkpoints")),
+        ):
+            raise AssertionError("it has started")
+
+
+def test_a_folder_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(CheckpointError, match="checkpoints"), job_in(tmp_path):
+        raise AssertionError("it has started")
+
+
+def test_what_a_shard_can_not_write_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with job_in(tmp_path, workers_min=1) as job:
+        worker = Worker.of(job, "a")
+        with worker.ps:
+            worker.step()
+            first = save(job)
+            worker.step()
+
+            def full(*_: object) -> None:
+                raise StorageError("No space left on device")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(CheckpointFolder, "write_part", full)
+                with pytest.raises(Refusal, match="No space left on device") as caught:
+                    save(job)
+            assert caught.value.reason is ErrorReason.CHECKPOINT_FAILED
+            assert job.coordinator.core.checkpoints.newest is first
+            assert folder_in(tmp_path).verify(first.name) == ()
+            newest = folder_in(tmp_path).newest_good().manifest
+            assert newest is not None
+            assert newest.name == first.name
+            # And training, and saving, go on.
+            worker.step()
+            second = save(job)
+            assert second.version == 3
+            check_one_cut(folder_in(tmp_path), second.name)
+
+
+def test_a_second_coordinator_of_the_job_takes_the_folder_over(tmp_path: Path) -> None:
+    with job_in(tmp_path, workers_min=1) as job:
+        worker = Worker.of(job, "a")
+        with worker.ps:
+            worker.step()
+            job_id = job.coordinator.core.settings.job_id
+            folder_in(tmp_path).claim(job_id, "another process")
+            with pytest.raises(Refusal, match="another coordinator, of job") as caught:
+                save(job)
+            assert caught.value.reason is ErrorReason.CHECKPOINT_FAILED
+            assert folder_in(tmp_path).names() == (), "no shard has written anything"
