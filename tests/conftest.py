@@ -26,9 +26,16 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-LONGEST_FIRST: Final = ("conformance", "property", "fault", "integration", "unit")
-"""Folders in the order in which several processes take files from them: those with the
-longest files first, and the many short ones last, so that the processes end at the same
+LONGEST_FIRST: Final = (
+    "conformance",
+    "property",
+    "integration/test_readme.py",
+    "fault",
+    "integration",
+    "unit",
+)
+"""Folders and files in the order in which several processes take files from them: those
+of minutes first, and the many short ones last, so that the processes end at the same
 time."""
 
 
@@ -63,7 +70,7 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Skips what this machine can't run, and says why; puts long files first."""
     if hasattr(config, "workerinput"):  # one of several processes of pytest-xdist
-        items.sort(key=_turn)  # in each folder the order stays: it was drawn
+        items.sort(key=_turn)  # of one turn, the order stays: it was drawn
     if any(item.get_closest_marker("gpu") for item in items):
         reason = _why_no_gpu()
         if reason:
@@ -100,8 +107,9 @@ def pytest_terminal_summary(
 
 
 def _turn(item: pytest.Item) -> int:
-    folder = item.path.relative_to(REPOSITORY / "tests").parts[0]
-    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else 0
+    path = item.path.relative_to(REPOSITORY / "tests")
+    places = {str(path), path.parts[0]}
+    return next((n for n, name in enumerate(LONGEST_FIRST) if name in places), 0)
 
 
 def _told(

@@ -1,4 +1,4 @@
-"""Every block of the README and of its next page runs; `readme_session` says how."""
+"""Every block of the README runs; `readme_session` says how."""
 
 import re
 from pathlib import Path
@@ -131,8 +131,6 @@ def test_the_change_that_the_readme_shows_is_that_of_the_examples() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["README.md", "docs/getting-started.md"])
-def test_the_page_does_what_it_says(name: str, tmp_path: Path) -> None:
-    page = CHECKOUT / name
-    with ReadmeSession(page, checkout=CHECKOUT, scratch=tmp_path) as session:
+def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+    with ReadmeSession(README, checkout=CHECKOUT, scratch=tmp_path) as session:
         assert session.run() >= 3
