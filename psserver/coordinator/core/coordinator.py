@@ -833,6 +833,7 @@ class CoordinatorCore:
             terms.schema,
             terms.optimizers,
             kept_count=member_count * (keeps_gradients + keeps_values),
+            makes_checkpoints=settings.checkpoints is not None,
         ).check_fits(slots)
 
     def _keep_model(

@@ -1,7 +1,8 @@
 """Whether a job's model fits its shards, before any of them takes a byte of it.
 
-The figures are those of docs/memory.md. What comes and goes by itself, as images and
-answers, is left out: a model is refused only if it can't be trained.
+The figures are those of docs/memory.md. What comes and goes by itself, as images for
+readers and answers, is left out: a model is refused only if it can't be trained, or no
+checkpoint of it made where the job makes some.
 """
 
 from collections.abc import Sequence
@@ -33,11 +34,13 @@ class ModelMemory:
         state: Of optimizers, from their first step on, with master values.
         members: Kept for members: gradients of a clock until all are there, and values
             that each was given where updates are compressed or compensated.
+        image: The copy of values and state that a checkpoint is written from.
     """
 
     values: int
     state: int
     members: int
+    image: int = 0
 
     @classmethod
     def of(
@@ -45,6 +48,8 @@ class ModelMemory:
         schema: ModelSchema,
         optimizers: Sequence[OptimizerSpec],
         kept_count: int,
+        *,
+        makes_checkpoints: bool = False,
     ) -> "ModelMemory":
         """What a model takes.
 
@@ -52,6 +57,7 @@ class ModelMemory:
             schema: Its tensors.
             optimizers: All declarations of its optimizers.
             kept_count: How many copies of all that is updated are kept for members.
+            makes_checkpoints: Whether the job makes checkpoints.
         """
         slots: dict[tuple[str, int], int] = {}
         for spec in optimizers:
@@ -72,16 +78,19 @@ class ModelMemory:
             if schema.entries[index].element_type in NARROW_TYPES
         )
         gradient = sum(schema.entries[index].byte_count for index in updated)
+        values = sum(entry.byte_count for entry in schema.entries)
+        state += masters
         return cls(
-            values=sum(entry.byte_count for entry in schema.entries),
-            state=state + masters,
+            values=values,
+            state=state,
             members=kept_count * gradient,
+            image=values + state if makes_checkpoints else 0,
         )
 
     @property
     def byte_count(self) -> int:
         """All of it."""
-        return self.values + self.state + self.members
+        return self.values + self.state + self.members + self.image
 
     def check_fits(self, slots: "Sequence[ShardSlot]") -> None:
         """Checks that each shard's part fits the memory that it may use.
@@ -113,11 +122,12 @@ class ModelMemory:
             if len(indexes) == 1
             else f"shards {names} share {byte_text(byte_count)}"
         )
+        image = f", for checkpoints {byte_text(self.image)}" if self.image else ""
         return (
             f"the model does not fit: each of {shard_count} shards would take "
             f"{byte_text(part)} (of all together: values {byte_text(self.values)}, "
             f"optimizer state {byte_text(self.state)}, for members "
-            f"{byte_text(self.members)}), and {who}; {self._enough(byte_count)}"
+            f"{byte_text(self.members)}{image}), and {who}; {self._enough(byte_count)}"
         )
 
     def _enough(self, byte_count: int) -> str:

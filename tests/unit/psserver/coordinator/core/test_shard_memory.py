@@ -5,7 +5,7 @@ import pytest
 from psserver.coordinator.core.coordinator_effects import SchemaFixed
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.core.shard_memory import PROCESS_BYTES, ModelMemory
-from psserver.edge.coordinator_settings import CoordinatorSettings
+from psserver.edge.coordinator_settings import CheckpointSettings, CoordinatorSettings
 from psserver.edge.memory_grant import MemoryGrant
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.job_terms import JobTerms
@@ -93,6 +93,14 @@ def test_what_is_kept_for_members_is_of_what_is_updated() -> None:
     assert memory(optimizer("SGD", 0), kept_count=3).members == 120
 
 
+def test_a_checkpoint_takes_a_copy_of_values_and_state() -> None:
+    schema = ModelSchema((tensor("w", 10), tensor("h", 10, ElementType.BFLOAT16)))
+    need = ModelMemory.of(schema, [optimizer("Adam", 0, 1)], 1, makes_checkpoints=True)
+    assert (need.values, need.state, need.members) == (60, 200, 60)
+    assert need.image == 260
+    assert need.byte_count == 60 + 200 + 60 + 260
+
+
 def slots(*grants: MemoryGrant) -> list[ShardSlot]:
     return [ShardSlot(index=i, memory=grant) for i, grant in enumerate(grants)]
 
@@ -138,7 +146,7 @@ HUGE = ModelSchema((tensor("w", 1 << 40),))
 SMALL = ModelSchema((tensor("w", 1 << 20),))
 
 
-def job(byte_count: int, **settings: int) -> DrivenCoordinator:
+def job(byte_count: int, **settings: object) -> DrivenCoordinator:
     """A job whose shards may use so much each."""
     driven = DrivenCoordinator(
         settings=CoordinatorSettings(job_id="job", shard_count=2, **settings)  # type: ignore[arg-type]
@@ -206,6 +214,15 @@ def test_gradients_of_several_members_count_in_bsp() -> None:
     with pytest.raises(Refusal, match=r"for members 8\.0 MiB"):
         join(job(tight, workers_min=2), SMALL, spec)
     join(job(tight, workers_min=2, mode=Mode.ASP), SMALL, spec)
+
+
+def test_the_copy_for_checkpoints_counts_where_some_are_made() -> None:
+    tight = PROCESS_BYTES + (3 << 20)
+    spec = optimizer("SGD", 0, lr=1.0)
+    join(job(tight), SMALL, spec)
+    checkpoints = CheckpointSettings(url="/folder")
+    with pytest.raises(Refusal, match=r"for checkpoints 4\.0 MiB"):
+        join(job(tight, checkpoints=checkpoints), SMALL, spec)
 
 
 def test_a_shard_that_comes_later_and_is_too_small_is_refused() -> None:

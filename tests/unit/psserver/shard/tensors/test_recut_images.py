@@ -3,6 +3,7 @@
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO, RawIOBase
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -15,18 +16,22 @@ import torch
 from psserver.shard.core.core_image import CoreImage
 from psserver.shard.tensors.apply_engine import ApplyEngine
 from psserver.shard.tensors.chunk_image import ChunkImage
+from psserver.shard.tensors.contribution import Contribution
 from psserver.shard.tensors.optimizer_state import part_of, spans_of
 from psserver.shard.tensors.recut_images import Source, put_together
 from psserver.shard.tensors.shard_image import PartOfImage, ShardImage
 from pswire.checkpoint.errors import DamagedError
 from pswire.checkpoint.parts import PartReader, write_part
 from pswire.checkpoint.recut import Recut
+from pswire.optimizer_states import StateKey
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
 from pswire.reasons import Refusal
+from pswire.schema import ParameterGroup
 from pswire.torch_types import buffer_of
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.promised_numbers import DEVIATION_MAX
+from tests.doubles.saved_shards import image_of
 from tests.unit.psserver.shard.tensors.shards import Push, Shards
 from tests.unit.psserver.shard.tensors.test_sparse_updates import Push as RowsPush
 from tests.unit.psserver.shard.tensors.test_sparse_updates import (
@@ -58,15 +63,6 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 CORE: Final = CoreImage(version=0, applied_clock=0, frontier=0, windows=(), used={})
 
 
-def image_of(shards: Shards, shard_index: int) -> ShardImage:
-    """All that a shard holds."""
-    chunks = shards.placement.chunks_by_shard[shard_index]
-    engine = shards.engines[shard_index]
-    return ShardImage(
-        CORE, {each.index: engine.image_of(each.index) for each in chunks}
-    )
-
-
 def written(
     image: ShardImage, changed: Mapping[str, torch.Tensor | None] | None = None
 ) -> PartOfImage:
@@ -83,7 +79,9 @@ def written(
 
 def onto(shards: Shards, shard_count: int, chunk_bytes: int) -> Shards:
     """Other shards, which go on from what these have written."""
-    parts = [written(image_of(shards, index)) for index in range(len(shards.engines))]
+    parts = [
+        written(image_of(shards, index, CORE)) for index in range(len(shards.engines))
+    ]
     made = copy.copy(shards)
     made.placement = place(shards.schema, shard_count, chunk_bytes)
     made.engines = [
@@ -281,6 +279,94 @@ def test_neighbours_with_one_history_are_updated_together_again() -> None:
     assert set(runs) == {1}
 
 
+# Declarations, and updates of some chunks alone
+
+
+def update(shards: Shards, spec_digest: str, chunk_indexes: Sequence[int]) -> None:
+    """One update of some chunks under a declaration, with gradients of ones."""
+    (parameter, *others) = shards.first_values
+    for index in chunk_indexes:
+        chunk = shards.placement.chunks[index]
+        presence, data = shards.gather(chunk, [torch.ones_like(parameter), *others])
+        shards.engines[chunk.shard_index].apply(
+            index,
+            optimizer="optimizer",
+            contributions=[
+                Contribution(worker_id="w0", weight=1, presence=presence, data=data)
+            ],
+            total_weight=1,
+            hyperparameters=shards.hyperparameters("optimizer"),
+            spec_digest=spec_digest,
+        )
+
+
+def declared_anew(exchange_count: int) -> tuple[Shards, str]:
+    """Shards of one parameter in four chunks, updated once, and a later declaration."""
+    parameter = torch.nn.Parameter(torch.ones(64))
+    optimizer = torch.optim.Adam([parameter])
+    shards = Shards([parameter], {"optimizer": optimizer}, shard_count=4)
+    assert len(shards.placement.chunks) == 4
+    update(shards, "", range(4))
+    optimizer.add_param_group({"params": torch.nn.Parameter(torch.ones(0))})
+    first = shards.terms.optimizers[0]
+    group = ParameterGroup((), first.groups[0].hyperparameters)
+    later = replace(first, groups=(*first.groups, group), exchange_count=exchange_count)
+    shards.terms = replace(shards.terms, optimizers=(first, later))
+    for engine in shards.engines:
+        engine.declare(later)
+    return shards, later.digest
+
+
+def test_state_goes_on_under_the_declaration_that_it_had() -> None:
+    shards, later = declared_anew(0)
+    update(shards, later, range(4))
+    same = onto(shards, 4, 0)
+    for index in range(4):
+        metadata = image_of(same, index, CORE).metadata()
+        assert later in metadata["declared"]
+        assert metadata == image_of(shards, index, CORE).metadata()
+    assert fingerprint(onto(shards, 1, 128)) == fingerprint(shards)
+
+
+@pytest.mark.parametrize("exchange_count", [0, 1])
+def test_chunks_of_two_declarations_are_put_together_under_the_newer(
+    exchange_count: int,
+) -> None:
+    shards, later = declared_anew(exchange_count)
+    update(shards, later, [1])
+    made = onto(shards, 1, 256)
+    held = made.engines[0].image_of(0).states
+    if exchange_count:  # another optimizer, that begins without
+        assert held == {}
+    else:
+        assert held["optimizer"].spec_digest == later
+
+
+def test_of_parts_with_unequal_updates_the_most_count() -> None:
+    """As when a worker's bytes of one chunk were left out."""
+    shards, _ = declared_anew(0)
+    update(shards, "", [0, 2, 3])
+    made = onto(shards, 1, 256)
+    assert made.step_counts(0) == {2}
+    elements = [
+        shards.engines[index]
+        .image_of(index)
+        .states["optimizer"]
+        .state[StateKey(0, 1, "exp_avg")]
+        for index in range(4)
+    ]
+    state = made.engines[0].image_of(0).states["optimizer"].state
+    assert torch.equal(state[StateKey(0, 1, "exp_avg")], torch.cat(elements))
+
+
+def test_a_tensor_of_which_a_part_was_never_updated_begins_without_state() -> None:
+    parameter = torch.nn.Parameter(torch.ones(64))
+    optimizers = {"optimizer": torch.optim.Adam([parameter])}
+    shards = Shards([parameter], optimizers, shard_count=4)
+    update(shards, "", [0, 1, 2])
+    assert onto(shards, 1, 256).step_counts(0) == {0}
+
+
 # What is not as it should be
 
 
@@ -290,7 +376,7 @@ def image_with(changed: Mapping[str, torch.Tensor | None]) -> ChunkImage:
     optimizers = {"optimizer": torch.optim.Adam(parameters)}
     shards = Shards(parameters, optimizers, shard_count=1)
     shards.step([Push("w0", 1, [torch.randn(6).bfloat16() for _ in parameters])])
-    return written(image_of(shards, 0), changed).read(shards.placement.chunks[0])
+    return written(image_of(shards, 0, CORE), changed).read(shards.placement.chunks[0])
 
 
 @pytest.mark.parametrize(
