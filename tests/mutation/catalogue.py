@@ -1175,8 +1175,8 @@ BUGS = (
         (
             Edit(
                 f"{JOB_CORE}/shard_memory.py",
-                "        return self.values + self.state + self.members\n",
-                "        return self.values + self.members\n",
+                "        return self.values + self.state + self.members + self.image\n",
+                "        return self.values + self.members + self.image\n",
             ),
         ),
         tests=("tests/unit/psserver/coordinator/core/test_shard_memory.py",),
