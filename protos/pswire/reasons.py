@@ -108,7 +108,7 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
             "ABORTED", False, "connect again; this start of the worker is closed"
         ),
         ErrorReason.SHARD_INCARNATION_STALE: ErrorCase(
-            "ABORTED", False, "connect again; the shard was restarted"
+            "ABORTED", True, "wait: the coordinator says how the job goes on"
         ),
         ErrorReason.SHARD_UNKNOWN: ErrorCase(
             "FAILED_PRECONDITION", False, "start as many shards as --shards says"

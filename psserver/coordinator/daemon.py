@@ -10,7 +10,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from psserver.config import CoordinatorConfig
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.host.history import CoordinatorHistory
-from psserver.coordinator.host.restored_job import new_job_id
+from psserver.coordinator.host.restored_job import new_job_id, newest_saved
 from psserver.coordinator.rpc.data_control import DataControl
 from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.rpc.shard_control import ShardControl
@@ -58,9 +58,15 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
     config.validate()
     with held_folder(config.state_dir), JobStore(config.state_dir) as store:
         settings = config.job_settings(job_id=new_job_id(), job_seed=config.job_seed)
-        host = CoordinatorHost(settings, store)
+        folder = saved = None
         if settings.checkpoints is not None:
-            host.checkpoints.claim(CheckpointFolder(settings.checkpoints.url))
+            url = settings.checkpoints.url
+            folder = CheckpointFolder(url)
+            # A job that has started goes on with its shards, if they live.
+            saved = newest_saved(folder, url, verifies=not store.has_record)
+        host = CoordinatorHost(settings, store, saved)
+        if folder is not None:
+            host.checkpoints.claim(folder)
         host.history = CoordinatorHistory.open(config.history, host.core.settings)
         server = make_server(
             ServerKind.COORDINATOR,
@@ -108,19 +114,22 @@ def _tell(config: CoordinatorConfig, host: CoordinatorHost) -> None:
     )
     for note in config.notes():
         log.warning("%s", note)
-    record = host.core.record
-    if record is not None and (record.mode, record.staleness_bound) != (
+    before = host.core.record or host.core.progress.start_point
+    if before is not None and (before.mode, before.staleness_bound) != (
         settings.mode,
         settings.staleness_bound,
     ):
         log.warning(
             "the job goes on in %s with staleness %d, as before; --mode and "
             "--staleness are for a new job, `psctl mode` changes a running one",
-            record.mode.name,
-            record.staleness_bound,
+            before.mode.name,
+            before.staleness_bound,
         )
 
 
 async def _fail_with(host: CoordinatorHost) -> None:
     reason = await host.until_failed()
-    raise JobFailedError(f"{reason}; start a new job, with another --state-dir")
+    raise JobFailedError(
+        f"{reason}; start a new job, with another --state-dir. With --checkpoint-dir a "
+        "job goes on from its newest checkpoint"
+    )

@@ -32,6 +32,7 @@ from psserver.shard.tensors.supported_optimizers import load_optimizers
 from pswire.channels import ChannelKind, aio_channel
 from pswire.freed_memory import keep_freed_memory
 from pswire.membership_codec import read_settings
+from pswire.reasons import ErrorReason, Refusal
 from pswire.shared_memory.segments import boot_id
 
 
@@ -110,31 +111,44 @@ async def _serve(
     late: LateHandler,
     health: grpc_health.v1.health.aio.HealthServicer,
 ) -> None:
-    """Registers under an address, then serves until the job ends."""
+    """Registers under an address, then serves until the job ends.
+
+    As a new start, with nothing, when the job returns to a checkpoint.
+    """
     async with aio_channel(str(config.coordinator), ChannelKind.CONTROL) as channel:
         client = CoordinatorClient(channel, str(config.coordinator))
-        place = await client.register(
-            process_id=uuid.uuid4().hex, address=address, memory=usable_memory()
-        )
-        log.info("shard %d of job %s", place.shard_index, place.settings.job_id)
-        host = ShardHost(
-            shard_index=place.shard_index,
-            incarnation=place.incarnation,
-            settings=read_settings(place.settings),
-            thread_count=config.thread_count,
-            shares_memory=config.shares_memory and bool(boot_id()),
-        )
-        host.history = ShardHistory.open(
-            config.history,
-            shard_index=host.shard_index,
-            incarnation=host.incarnation,
-            settings=host.settings,
-        )
-        late.set(ParameterService(host).handler())
-        await health.set(SERVICE, health_messages.HealthCheckResponse.SERVING)
-        with listening(host):
+        while True:
+            place = await client.register(
+                process_id=uuid.uuid4().hex, address=address, memory=usable_memory()
+            )
+            log.info("shard %d of job %s", place.shard_index, place.settings.job_id)
+            host = ShardHost(
+                shard_index=place.shard_index,
+                incarnation=place.incarnation,
+                settings=read_settings(place.settings),
+                thread_count=config.thread_count,
+                shares_memory=config.shares_memory and bool(boot_id()),
+            )
+            host.history = ShardHistory.open(
+                config.history,
+                shard_index=host.shard_index,
+                incarnation=host.incarnation,
+                settings=host.settings,
+            )
+            late.set(ParameterService(host).handler())
+            await health.set(SERVICE, health_messages.HealthCheckResponse.SERVING)
             try:
-                await client.serve(host)
-            finally:
-                host.close()
-        raise JobFailedError(host.end_reason)
+                with listening(host):
+                    try:
+                        await client.serve(host)
+                    finally:
+                        host.close()
+                raise JobFailedError(host.end_reason)
+            except Refusal as refusal:
+                if refusal.reason is not ErrorReason.SHARD_INCARNATION_STALE:
+                    raise
+                log.warning(
+                    "this start of shard %d is over, and its values with it: %s",
+                    *(host.shard_index, refusal.message),
+                )
+            await health.set(SERVICE, health_messages.HealthCheckResponse.NOT_SERVING)

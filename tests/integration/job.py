@@ -25,6 +25,7 @@ import uvloop
 import psworker
 from psserver.config import CoordinatorConfig, ListenConfig, ShardConfig
 from psserver.coordinator import daemon as coordinator_daemon
+from psserver.coordinator.core.start_point import SavedJob
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge import lifecycle
@@ -106,9 +107,9 @@ async def _stay(*duties: Coroutine[None, None, None]) -> None:
 
 
 def _coordinator_host(
-    settings: CoordinatorSettings, store: JobStore
+    settings: CoordinatorSettings, store: JobStore, saved: SavedJob | None
 ) -> CoordinatorHost:
-    host = CoordinatorHost(settings, store)
+    host = CoordinatorHost(settings, store, saved)
     _current.get().coordinator = host
     return host
 

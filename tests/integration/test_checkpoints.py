@@ -14,8 +14,9 @@ from psserver.coordinator.rpc.status_report import status_message
 from psserver.coordinator.storage.saved_job import saved_job_of
 from psserver.edge.checkpoint_interval import CheckpointInterval
 from psserver.edge.monotonic import now_ms
+from psserver.edge.state_folder import StateFolderError
 from psserver.shard.tensors.shard_image import PartOfImage
-from pswire.checkpoint.errors import CheckpointError, OwnerError, StorageError
+from pswire.checkpoint.errors import CheckpointError, StorageError
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import CheckpointName, Manifest
 from pswire.checkpoint.parts import PartKey
@@ -217,8 +218,10 @@ def test_a_folder_that_another_job_uses_is_refused(tmp_path: Path) -> None:
         with Crew(dict.fromkeys("ab", lambda name: train(job, name, None))) as crew:
             crew.results()
         wait_newest(job)
+        with Job(tmp_path / "other"):
+            pass
         with (
-            pytest.raises(OwnerError, match="has checkpoints of job"),
+            pytest.raises(StateFolderError, match="and the checkpoints are of job"),
             Job(tmp_path / "other", checkpoint_url=str(tmp_path / "checkpoints")),
         ):
             raise AssertionError("it has started")

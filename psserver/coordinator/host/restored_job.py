@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -10,8 +11,11 @@ from psserver.coordinator.core.coordinator_effects import Persist
 from psserver.coordinator.core.start_point import SavedJob
 from psserver.coordinator.storage.job_codec import StoredJob
 from psserver.coordinator.storage.job_store import JobStore, NotWrittenError
+from psserver.coordinator.storage.saved_job import saved_job_of
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.state_folder import StateFolderError
+from pswire.checkpoint.errors import DamagedError, MissingError
+from pswire.checkpoint.folder import CheckpointFolder
 
 log = logging.getLogger("psserver.coordinator")
 
@@ -23,6 +27,33 @@ were started: a thousand starts of each worker lie between two of them."""
 
 def new_job_id() -> str:
     return f"job-{secrets.token_hex(6)}"
+
+
+def newest_saved(
+    folder: CheckpointFolder, url: str, *, verifies: bool = True
+) -> SavedJob | None:
+    """The job as its newest checkpoint has it; None where there is none.
+
+    Args:
+        folder: Where to look.
+        url: The same, as shards are told it.
+        verifies: Whether one counts only if every byte of it is as it was written, and
+            all its values are finite; else if its manifest is.
+
+    Raises:
+        CheckpointError: The folder can't be read, or a newer release wrote it.
+    """
+    if verifies:
+        manifest, problems = folder.newest_good()
+        for name, texts in problems.items():
+            log.warning("checkpoint %s is not used: %s", name, "; ".join(texts))
+        return None if manifest is None else saved_job_of(manifest, url)
+    for name in reversed(folder.names()):
+        with suppress(DamagedError, MissingError):
+            manifest = folder.manifest(name)
+            if manifest.is_finite:
+                return saved_job_of(manifest, url)
+    return None
 
 
 def restored_core(
@@ -68,6 +99,7 @@ def restored_core(
         raise StateFolderError(
             f"the state folder holds a job with {stored.shard_count} shards, "
             f"--shards says {settings.shard_count}; use another folder"
+            + (", to go on from the newest checkpoint with so many" if saved else "")
         )
     _check_step_rules(stored.step_rules, settings)
     core = CoordinatorCore(
@@ -94,6 +126,8 @@ def restored_core(
     core.way_back = saved
     if stored.record is not None:
         log.info("restored the job at generation %d", stored.record.generation)
+    elif stored.start_point is not None:
+        log.info("the job goes on from %s", stored.start_point)
     return core
 
 

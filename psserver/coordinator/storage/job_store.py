@@ -149,6 +149,11 @@ class JobStore:
                 start_point=self._read("start_point", load_start_point),
             )
 
+    @property
+    def has_record(self) -> bool:
+        """Whether the job has started, as far as an earlier process knew."""
+        return self._get("record") is not None
+
     def load_epochs(self) -> tuple[EpochLedger, ...]:
         """The data ledger that an earlier process left, in the order of opening.
 

@@ -18,7 +18,7 @@ def failed(
 
 
 def test_a_refusal_is_decided_and_keeps_its_reason() -> None:
-    refusal = Refusal(ErrorReason.SHARD_INCARNATION_STALE, "it is in incarnation 2")
+    refusal = Refusal(ErrorReason.SHARD_LOST, "the job has failed")
 
     error = failed(status_code(refusal.reason), details_text(refusal), refusal)
 

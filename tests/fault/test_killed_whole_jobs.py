@@ -1,0 +1,204 @@
+"""All processes of a job are killed at once, and started again by the same lines."""
+
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.doubles.children import Child, Nursery, kill, wait_until
+from tests.doubles.free_addresses import free_address
+from tests.fault.epochs_training import BATCH_SIZE, SAMPLE_COUNT
+
+EPOCHS: Final = 4
+WORKERS: Final = ("w0", "w1")
+CLOCKS_OF_EPOCH: Final = SAMPLE_COUNT // BATCH_SIZE // len(WORKERS)
+LAST_CLOCK: Final = EPOCHS * CLOCKS_OF_EPOCH
+
+SCRIPT: Final = str(Path(__file__).with_name("epochs_training.py"))
+
+
+class WholeJob:
+    """A job that is killed as a whole. A context manager: leaving it kills it.
+
+    Attributes:
+        lives: Of each start of all, its processes by name.
+    """
+
+    def __init__(
+        self, nursery: Nursery, folder: Path, *options: str, schedule: str = "step"
+    ) -> None:
+        self._nursery = nursery
+        self._folder = folder
+        self._options = options
+        self._schedule = schedule
+        self._address = str(free_address())
+        self.lives: list[dict[str, Child]] = []
+
+    def start(self, *, shard_count: int = 2, hold_clock: int = 0) -> None:
+        """Starts everything, by lines that differ in nothing else."""
+        self.lives.append({})
+        state = self._folder / "state"
+        self._start(
+            "coordinator",
+            *("-m", "psserver", "coordinator", f"--listen={self._address}"),
+            *(f"--shards={shard_count}", f"--min-workers={len(WORKERS)}"),
+            *(f"--state-dir={state / 'coordinator'}", "--lease-ttl=2"),
+            *(f"--checkpoint-dir={self._folder / 'checkpoints'}", "--seed=5"),
+            *("--checkpoint-every=4steps", *self._options),
+        )
+        for index in range(shard_count):
+            self._start(
+                f"shard-{index}",
+                *("-m", "psserver", "shard", f"--coordinator={self._address}"),
+                *("--listen=127.0.0.1:0", f"--state-dir={state / f'shard-{index}'}"),
+            )
+        for name in WORKERS:
+            self._start(
+                name,
+                *(SCRIPT, str(EPOCHS), "0.1", self._schedule, str(hold_clock)),
+                PS_COORDINATOR=self._address,
+                PS_WORKER_ID=name,
+            )
+
+    def kill(self) -> None:
+        """SIGKILL of all processes, at once."""
+        children = self.lives[-1].values()
+        for child in children:
+            child.send(signal.SIGKILL)
+        for child in children:
+            child.wait_end()
+
+    def lose_state(self) -> None:
+        shutil.rmtree(self._folder / "state")
+
+    def wait_clock(self, clock: int) -> None:
+        """Returns once a worker has reached a clock."""
+        self._wait(
+            lambda: any(each["clock"] >= clock for each in self.steps(-1)),
+            f"clock {clock}",
+        )
+
+    def wait_checkpoint(self, above: int = 0) -> None:
+        """Returns once there is a checkpoint of this version, or a newer one."""
+
+        def is_there() -> bool:
+            found = (self._folder / "checkpoints").glob("step-*/manifest.json")
+            return any(int(each.parent.name[5:17]) >= above for each in found)
+
+        self._wait(is_there, f"a checkpoint of version {above}")
+
+    def wait_held(self) -> None:
+        """Returns once all workers stand still."""
+        life = self.lives[-1]
+        self._wait(lambda: all(life[n].events("holds") for n in WORKERS), "all to hold")
+
+    def ends(self) -> list[dict[str, Any]]:
+        """What each worker says at its end."""
+        life = self.lives[-1]
+        self._wait(lambda: all(life[n].code is not None for n in WORKERS), "the end")
+        assert [life[name].code for name in WORKERS] == [0, 0], self.logs()
+        return [life[name].events("end")[0] for name in WORKERS]
+
+    def steps(self, number: int) -> list[dict[str, Any]]:
+        """Steps of one life, of all workers."""
+        life = self.lives[number]
+        return [each for name in WORKERS for each in life[name].events("step")]
+
+    def joined(self, number: int) -> dict[str, Any]:
+        """What the first worker says when it has joined."""
+        return self.lives[number]["w0"].events("joined")[0]
+
+    def log(self, name: str, number: int = -1) -> str:
+        return self.lives[number][name].log
+
+    def logs(self) -> str:
+        life = self.lives[-1]
+        return "\n".join(f"--- {n}\n{c.log[-4000:]}" for n, c in life.items())
+
+    def __enter__(self) -> "WholeJob":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for child in self.lives[-1].values() if self.lives else ():
+            kill(child)
+
+    def _start(self, name: str, *arguments: str, **environment: str) -> None:
+        folder = self._folder / f"life-{len(self.lives)}"
+        folder.mkdir(exist_ok=True, parents=True)
+        child = self._nursery.start(
+            name, *arguments, folder=folder, environment=environment
+        )
+        self.lives[-1][name] = child
+
+    def _wait(self, is_over: Any, what: str) -> None:  # noqa: ANN401
+        def is_so() -> bool:
+            dead = [n for n, c in self.lives[-1].items() if c.code not in (None, 0)]
+            assert not dead, f"{dead} ended before {what}:\n{self.logs()}"
+            return bool(is_over())
+
+        try:
+            wait_until(is_so, what, 90)
+        except AssertionError as error:
+            error.add_note(self.logs())
+            raise
+
+
+def undisturbed(nursery: Nursery, folder: Path, schedule: str) -> list[dict[str, Any]]:
+    with WholeJob(nursery, folder, schedule=schedule) as job:
+        job.start()
+        return job.ends()
+
+
+def counted(job: WholeJob, bases: Sequence[int]) -> list[Counter[int]]:
+    """By epoch, how often each sample is behind a step that the last life goes on from.
+
+    Args:
+        job: A job in BSP whose last life has come to its end.
+        bases: Of each life after the first, the clock that it began at.
+    """
+    found = [Counter[int]() for _ in range(EPOCHS)]
+    for number in range(len(job.lives)):
+        until = bases[number] if number < len(bases) else LAST_CLOCK
+        for step in job.steps(number):
+            if step["clock"] <= until:
+                found[step["epoch"]].update(step["samples"])
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["step", "epoch"])
+@pytest.mark.timeout(300)
+def test_a_job_killed_three_times_ends_as_if_nothing_had_happened(
+    nursery: Nursery, tmp_path: Path, schedule: str
+) -> None:
+    """In the middle of an epoch, with its state lost, and at the end of an epoch."""
+    expected = undisturbed(nursery, tmp_path / "undisturbed", schedule)
+    with WholeJob(nursery, tmp_path / "killed", schedule=schedule) as job:
+        job.start()
+        job.wait_checkpoint()
+        job.wait_clock(CLOCKS_OF_EPOCH - 1)
+        job.kill()
+        job.start()
+        job.wait_clock(CLOCKS_OF_EPOCH + 3)
+        job.kill()
+        job.lose_state()
+        end_of_epoch = 3 * CLOCKS_OF_EPOCH
+        job.start(shard_count=3, hold_clock=end_of_epoch)
+        job.wait_held()
+        job.wait_checkpoint(end_of_epoch * len(WORKERS))
+        job.kill()
+        job.start(shard_count=3)
+        ends = job.ends()
+        bases = [job.joined(number)["clock"] for number in (1, 2, 3)]
+        generations = [job.joined(number)["generation"] for number in range(4)]
+
+        assert bases[2] == end_of_epoch
+        assert job.joined(3)["epoch"] == 3
+        assert sorted(generations) == generations
+        assert 0 < bases[0] <= bases[1] < end_of_epoch
+        once = Counter(range(SAMPLE_COUNT))
+        assert counted(job, bases) == [once] * EPOCHS
+        assert ends == expected
