@@ -1981,4 +1981,15 @@ BUGS = (
         ),
         tests=("tests/unit/psserver/shard/tensors/test_recut_images.py",),
     ),
+    PlantedBug(
+        "a job begins though a shard could not load its checkpoint",
+        (
+            Edit(
+                f"{JOB_CORE}/coordinator.py",
+                "        if report.failure:\n            # Its values",
+                "        if False:\n            # Its values",
+            ),
+        ),
+        tests=("tests/unit/psserver/coordinator/core/test_start_point.py",),
+    ),
 )

@@ -242,6 +242,10 @@ class CoordinatorCore:
         fence = self.fence
         if fence is None or fence.number != report.fence_number:
             return
+        if report.failure:
+            # Its values are not those of the checkpoint.
+            self.progress.fail_load(slot.index, report.failure, now_ms)
+            return
         fence.reports[slot.index] = report
         if not fence.silent_shards(self.settings.shard_count):
             self.progress.decide(now_ms)
@@ -638,6 +642,8 @@ class CoordinatorCore:
                 ]
             elif self.fence is not None and self.fence.seeder is not None:
                 parts.append(f"the first values from {self.fence.seeder.worker_id}")
+            elif self.progress.load_failure:
+                parts.append(self.progress.load_failure)
             parts += self._unreached_shards()
         else:
             if parts:

@@ -70,6 +70,9 @@ still to be applied: it comes with the workers' next pushes, not with more askin
 ORPHAN_RETRY_MS = 50
 """Pause before a clipped clock that nobody is left to commit is asked for again."""
 
+LOAD_RETRY_MS = 10_000
+"""Pause before shards load a checkpoint again that one of them could not."""
+
 
 class JobProgress:
     """Where a job stands.
@@ -92,6 +95,7 @@ class JobProgress:
             that joined a finished job have pushed.
         first: Whose values the job has started with, if this process has seen that.
         start_point: Checkpoint that the job starts from, or has started from.
+        load_failure: Which shard could not load it, and why, empty when none has tried.
         effects: What the owner is to do, in order.
     """
 
@@ -115,6 +119,7 @@ class JobProgress:
         self.failure = ""
         self.first: WorkerEntry | None = None
         self.start_point: StartPoint | None = None
+        self.load_failure = ""
         self.effects: list[CoordinatorEffect] = []
         self._mode_due_ms: int | None = None
         self.is_resumed = False
@@ -125,6 +130,7 @@ class JobProgress:
         # Workers that live and join again, and until when the start waits for them.
         self._rejoining: frozenset[str] = frozenset()
         self._rejoining_until_ms = 0
+        self._load_due_ms = 0
 
     @property
     def workers_floor(self) -> int:
@@ -231,6 +237,16 @@ class JobProgress:
         if fence.kind is FenceKind.CUT:
             self.fail_cut(reason, now_ms)
         self.pump(now_ms)
+
+    def fail_load(self, shard_index: int, reason: str, now_ms: int) -> None:
+        """A shard can't load the checkpoint of the start, which is tried again later.
+
+        What is wrong may be mended meanwhile, such as a folder that a machine has not
+        mounted.
+        """
+        self.load_failure = f"shard {shard_index} to load {self.start_point}: {reason}"
+        self._load_due_ms = now_ms + LOAD_RETRY_MS
+        self.abort(f"waiting for {self.load_failure}", now_ms)
 
     def end_overdue(self, now_ms: int) -> None:
         fence = self.fences.open
@@ -380,6 +396,8 @@ class JobProgress:
         ]
         if self.shards.missing or len(joining) < self.settings.workers_min:
             return
+        if now_ms < self._load_due_ms:
+            return
         ids = {entry.worker.worker_id for entry in joining}
         if now_ms < self._rejoining_until_ms and not self._rejoining <= ids:
             return
@@ -473,6 +491,7 @@ class JobProgress:
             self.fences.end()
             self._follow(record, now_ms)
             self.record = record
+            self.load_failure = ""
             self._is_cut_stuck = self.is_resumed = False
             if not record.members and not record.workers_floor:
                 self.checkpoints.want()  # all have left: the last one of the job

@@ -6,6 +6,7 @@ from typing import Final
 import pytest
 
 from psserver.coordinator.core.coordinator_effects import (
+    Abort,
     Announce,
     EndJob,
     OrderSeed,
@@ -14,6 +15,7 @@ from psserver.coordinator.core.coordinator_effects import (
     ReturnToCheckpoint,
 )
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
+from psserver.coordinator.core.job_progress import LOAD_RETRY_MS
 from psserver.coordinator.core.start_point import SavedJob, StartPoint
 from psserver.edge.coordinator_settings import JobPhase
 from pswire.checkpoint.place import CheckpointPlace
@@ -160,6 +162,29 @@ def test_other_terms_are_refused_with_what_differs() -> None:
     with pytest.raises(Refusal, match=r"step-000000000024 .*; optimizer .* is SGD in"):
         job.core.join(entry, terms=other, loaders=(), now_ms=0)
     assert entry.state is WorkerState.REGISTERED
+
+
+def test_a_shard_that_cannot_load_is_named_and_nothing_begins() -> None:
+    job = begun()
+    job.add_shards()
+    job.add_worker("a")
+    job.add_worker("b")
+    damaged = replace(job.report_of(), failure="part-00000 is damaged")
+    job.send(1, damaged)
+    job.send(0, damaged)
+
+    assert len(job.of(Abort)) == 1
+    assert job.announced() == []
+    assert job.core.waiting_for() == (
+        "shard 1 to load checkpoint step-000000000024 (clock 12, version 24): "
+        "part-00000 is damaged"
+    )
+    job.pass_time(LOAD_RETRY_MS - 1)
+    assert len(job.of(Prepare)) == 1
+    job.pass_time(1)
+    assert len(job.of(Prepare)) == 2
+    job.report_all()
+    assert [record.is_start for record in job.announced()] == [True]
 
 
 def test_a_start_that_loses_a_shard_is_made_again_from_the_checkpoint() -> None:
