@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from psctl import bench_commands, job_commands, local_commands
+from psctl import bench_commands, checkpoint_commands, job_commands, local_commands
 from psctl.failures import report
 from pswire.options import VersionOption
 
@@ -19,6 +19,7 @@ app.command()(local_commands.demo)
 app.command()(local_commands.compare)
 app.command("check-history")(job_commands.check_history)
 app.add_typer(job_commands.snapshot_app, name="snapshot")
+app.add_typer(checkpoint_commands.app, name="checkpoint")
 app.add_typer(bench_commands.app, name="bench")
 
 _DEBUG_VARIABLE: Final = "PSCTL_DEBUG"

@@ -4,6 +4,7 @@ import sys
 import traceback
 from typing import Final
 
+from pswire.checkpoint.errors import CheckpointError, FormatError, StorageError
 from pswire.exit_codes import ExitCode
 from pswire.reasons import ErrorReason
 from psworker.errors import (
@@ -30,8 +31,11 @@ _MAY_PASS: Final = (
 """Reasons of a peer that answers and can't serve yet: commands that wait end by their
 time, others at once, with one exit code."""
 
-_EXIT_CODES: Final[tuple[tuple[type[PsError], ExitCode], ...]] = (
+_EXIT_CODES: Final[tuple[tuple[type[Exception], ExitCode], ...]] = (
     # The first class that fits counts, so subclasses come first.
+    (FormatError, ExitCode.INCOMPATIBLE_VERSION),
+    (StorageError, ExitCode.TRY_AGAIN),
+    (CheckpointError, ExitCode.ERROR),
     (VersionMismatchError, ExitCode.INCOMPATIBLE_VERSION),
     (ConfigurationError, ExitCode.BAD_CONFIGURATION),
     (ConnectError, ExitCode.PEER_UNAVAILABLE),

@@ -8,6 +8,7 @@ import typer
 from psctl.options import (
     CoordinatorOption,
     JsonOption,
+    OptionalCoordinatorOption,
     StalenessOption,
     say,
     show,
@@ -74,7 +75,7 @@ snapshot_app = typer.Typer(no_args_is_help=True, help="Pulls snapshots of a job.
 @snapshot_app.command("get")
 def snapshot_get(
     *,
-    coordinator: CoordinatorOption,
+    coordinator: OptionalCoordinatorOption = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -84,6 +85,14 @@ def snapshot_get(
             "as .pt, are refused.",
         ),
     ],
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL[/NAME]",
+            help="Take a checkpoint, the newest good one or the one named, in place "
+            "of a running job's values.",
+        ),
+    ] = None,
     newer_than: Annotated[
         int | None,
         number_option(
@@ -104,16 +113,33 @@ def snapshot_get(
     Example: psctl snapshot get --out model.safetensors
 
     The file has one version of all parameters and appears whole or not at all.
-    """
-    from psctl.snapshots import get_snapshot
 
-    saved = get_snapshot(
-        coordinator, out, newer_than=newer_than, model=model, timeout_s=timeout
-    )
-    text = (
-        f"version {saved['version']} (clock {saved['clock']}) is in "
-        f"{printable(str(saved['path']))}"
-    )
+    With --checkpoint no job needs to run.
+    """
+    if checkpoint is not None:
+        if newer_than is not None:
+            raise typer.BadParameter(
+                "a checkpoint does not change: leave it out, or --checkpoint",
+                param_hint="--newer-than",
+            )
+        from psctl.checkpoints import get_saved
+
+        saved, text = get_saved(checkpoint, out, model=model)
+    else:
+        if coordinator is None:
+            raise typer.BadParameter(
+                "name the job's coordinator, or a --checkpoint",
+                param_hint="--coordinator",
+            )
+        from psctl.snapshots import get_snapshot
+
+        saved = get_snapshot(
+            coordinator, out, newer_than=newer_than, model=model, timeout_s=timeout
+        )
+        text = (
+            f"version {saved['version']} (clock {saved['clock']}) is in "
+            f"{printable(str(saved['path']))}"
+        )
     show(as_json, saved, text)
 
 

@@ -4,7 +4,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -15,17 +15,16 @@ from pswire.options import STALENESS_HELP, number_option, peer_address
 
 T = TypeVar("T")
 
-CoordinatorOption = Annotated[
-    Address,
-    typer.Option(
-        "--coordinator",
-        parser=peer_address,
-        metavar="HOST:PORT",
-        envvar="PS_COORDINATOR",
-        help="The job's coordinator.",
-        show_default=False,
-    ),
-]
+_COORDINATOR: Final = typer.Option(
+    "--coordinator",
+    parser=peer_address,
+    metavar="HOST:PORT",
+    envvar="PS_COORDINATOR",
+    help="The job's coordinator.",
+    show_default=False,
+)
+CoordinatorOption = Annotated[Address, _COORDINATOR]
+OptionalCoordinatorOption = Annotated[Address | None, _COORDINATOR]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON for programs, see docs/psctl.md.")
 ]

@@ -1,7 +1,7 @@
 """`psctl snapshot`: pulls and lists the snapshots of a job."""
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from psctl.failures import CommandError
 from psctl.folders import writable_file
@@ -10,6 +10,9 @@ from psctl.status import read_status
 from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
 from psworker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from psworker.snapshots.snapshot import Snapshot
 
 SCHEMA_VERSION: Final = 1
 
@@ -34,6 +37,13 @@ def get_snapshot(
             if newer_than is None
             else reader.wait_newer(newer_than, timeout_s)
         )
+    return save_snapshot(snapshot, out, model)
+
+
+def save_snapshot(
+    snapshot: "Snapshot", out: Path, model: str | None
+) -> dict[str, object]:
+    """Writes a snapshot to a file; what is where, for programs."""
     try:
         snapshot.save(out, model)
     except ConfigurationError as error:  # about --model, which only the job can check

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import torch
 
     from pswire.recorded_split import RecordedSplit
+    from pswire.schema import ModelSchema
     from psworker.data.split_value import Split
     from psworker.transport import values
 
@@ -393,7 +394,7 @@ class SnapshotReader:
             generation=found.generation,
             job_id=found.job_id,
             byte_count=image.byte_count,
-            _states=_states_of(found, image.tensors()),
+            _states=states_of(found.schema, image.tensors()),
         )
 
     async def _release(self, found: "values.Snapshot") -> None:
@@ -456,11 +457,12 @@ def _is_gone(error: CallError) -> bool:
     )
 
 
-def _states_of(
-    found: "values.Snapshot", tensors: "list[torch.Tensor]"
+def states_of(
+    schema: "ModelSchema", tensors: "list[torch.Tensor]"
 ) -> "dict[str, OrderedDict[str, torch.Tensor]]":
+    """Values in schema order by their models and names, tied ones under each."""
     states: dict[str, OrderedDict[str, torch.Tensor]] = {}
-    for entry, tensor in zip(found.schema.entries, tensors, strict=True):
+    for entry, tensor in zip(schema.entries, tensors, strict=True):
         state = states.setdefault(entry.model, OrderedDict())
         for name in (entry.name, *entry.tied_names):
             state[name] = tensor

@@ -131,6 +131,10 @@ class CheckpointFolder:
         """Names of all checkpoints, oldest first, also of incomplete ones."""
         return tuple(map(str, self._names()))
 
+    def jobs(self) -> set[str]:
+        """Ids of the jobs of which there are checkpoints whose manifest can be read."""
+        return {job_id for job_id in map(self._job_of, self.names()) if job_id}
+
     def manifest(self, name: str) -> Manifest:
         """Reads and checks a manifest.
 
@@ -224,14 +228,12 @@ class CheckpointFolder:
         Raises:
             OwnerError: The folder has checkpoints of another job.
         """
-        for name in self.names():
-            found = self._job_of(name)
-            if found not in (None, job_id):
-                raise OwnerError(
-                    f"{self.url} has checkpoints of job {printable(str(found))}, and "
-                    f"this is job {printable(job_id)}: name another folder, or let "
-                    "that job go on from there"
-                )
+        for other in sorted(self.jobs() - {job_id}):
+            raise OwnerError(
+                f"{self.url} has checkpoints of job {printable(other)}, and this is "
+                f"job {printable(job_id)}: name another folder, or let that job go on "
+                "from there"
+            )
         try:
             begun = self._begun(job_id)
         except DamagedError:

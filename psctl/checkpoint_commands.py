@@ -1,0 +1,117 @@
+"""The commands of `psctl checkpoint`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from psctl.options import JsonOption, show
+from pswire.checkpoint.manifest import CheckpointName
+from pswire.exit_codes import ExitCode
+from pswire.options import count_option
+
+app = typer.Typer(
+    no_args_is_help=True, help="Looks at checkpoints; their job need not run."
+)
+
+FolderOption = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint-dir",
+        metavar="URL",
+        help="A folder, or a URL of any store that fsspec knows, such as "
+        "s3://BUCKET/FOLDER.",
+        show_default=False,
+    ),
+]
+
+
+def _checkpoint_name(text: str) -> str:
+    if CheckpointName.parse(text) is None:
+        raise typer.BadParameter(
+            f"{text[:64]!a} is no name of a checkpoint, such as {CheckpointName(500)}"
+        )
+    return text
+
+
+def _name_argument(help: str) -> Any:  # noqa: ANN401, as typer returns it
+    return typer.Argument(
+        parser=_checkpoint_name, metavar="NAME", help=help, show_default=False
+    )
+
+
+@app.command("list")
+def list_all(*, checkpoint_dir: FolderOption, as_json: JsonOption = False) -> None:
+    """Lists checkpoints, oldest first, also damaged ones.
+
+    Example: psctl checkpoint list --checkpoint-dir runs/monday
+    """
+    from psctl.checkpoints import list_checkpoints, opened
+
+    show(as_json, *list_checkpoints(opened(checkpoint_dir)))
+
+
+@app.command()
+def verify(
+    name: Annotated[str | None, _name_argument("Of this one alone.")] = None,
+    *,
+    checkpoint_dir: FolderOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Reads every byte of them and says what is wrong.
+
+    Example: psctl checkpoint verify --checkpoint-dir runs/monday
+
+    Exit code 1 when anything is.
+    """
+    from psctl.checkpoints import opened, verify_checkpoints
+
+    figures, text, code = verify_checkpoints(opened(checkpoint_dir), name)
+    show(as_json, figures, text)
+    if code != ExitCode.DONE:
+        raise typer.Exit(code)
+
+
+@app.command("show")
+def show_one(
+    name: Annotated[
+        str | None, _name_argument("Which one, in place of the newest.")
+    ] = None,
+    *,
+    checkpoint_dir: FolderOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Shows of what job and model a checkpoint is.
+
+    Example: psctl checkpoint show step-000000000500 --checkpoint-dir runs/monday
+    """
+    from psctl.checkpoints import opened, show_checkpoint
+
+    show(as_json, *show_checkpoint(opened(checkpoint_dir), name))
+
+
+@app.command()
+def prune(
+    *,
+    checkpoint_dir: FolderOption,
+    keep: Annotated[
+        int, count_option("How many of the newest to keep.", most=1_000_000)
+    ],
+    job: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Of which job, where the folder has checkpoints of several.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Deletes all but the newest of a job.
+
+    Example: psctl checkpoint prune --keep 3 --checkpoint-dir runs/monday
+
+    The newest one is read back first; when it is damaged, older ones stay. A job that
+    runs does this by itself.
+    """
+    from psctl.checkpoints import opened, prune_checkpoints
+
+    show(as_json, *prune_checkpoints(opened(checkpoint_dir), keep, job))

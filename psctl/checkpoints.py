@@ -1,0 +1,262 @@
+"""`psctl checkpoint`: looks at a folder of checkpoints; its job need not run."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from psctl.failures import CommandError
+from psctl.folders import writable_file
+from psctl.options import say
+from psctl.snapshots import save_snapshot
+from psctl.tables import aligned, count_text
+from pswire.byte_text import byte_text
+from pswire.checkpoint.errors import (
+    CheckpointError,
+    DamagedError,
+    FormatError,
+    MissingError,
+)
+from pswire.checkpoint.folder import CheckpointFolder
+from pswire.checkpoint.manifest import CheckpointName, Manifest
+from pswire.exit_codes import ExitCode
+from pswire.names import printable
+
+SCHEMA_VERSION: Final = 1
+
+_STATES: Final[Mapping[type[CheckpointError], str]] = {
+    MissingError: "incomplete",
+    DamagedError: "damaged",
+    FormatError: "newer",
+}
+"""What a checkpoint is whose manifest can't be read."""
+
+
+def list_checkpoints(folder: CheckpointFolder) -> tuple[dict[str, object], str]:
+    """What there is, for programs and for people. Of the files only manifests are read.
+
+    Those whose manifest can't be read are listed with why.
+    """
+    rows: list[tuple[object, ...]] = []
+    listed: list[dict[str, object]] = []
+    for name in folder.names():
+        try:
+            manifest = folder.manifest(name)
+        except (DamagedError, FormatError, MissingError) as error:
+            state = _STATES[type(error)]
+            rows.append((name, state, "", "", "", ""))
+            listed.append({"name": name, "state": state, "problem": str(error)})
+        else:
+            size = byte_text(manifest.byte_count)
+            shown = (manifest.version, manifest.clock, size, manifest.job_id)
+            rows.append((name, "complete", *shown))
+            listed.append({**_summary(manifest), "state": "complete", "problem": None})
+    figures = {**_head(folder), "checkpoints": listed}
+    if not rows:
+        return figures, f"no checkpoints in {printable(folder.url)}"
+    header = ("NAME", "STATE", "VERSION", "CLOCK", "SIZE", "JOB")
+    return figures, aligned(header, rows, right=("VERSION", "CLOCK", "SIZE"))
+
+
+def verify_checkpoints(
+    folder: CheckpointFolder, name: str | None
+) -> tuple[dict[str, object], str, ExitCode]:
+    """Reads all bytes of one checkpoint or of all; for programs, for people, the code.
+
+    Those that are not complete are left out, unless one is named.
+    """
+    names = (name,) if name is not None else _complete_names(folder)
+    problems: dict[str, tuple[str, ...]] = {}
+    for each in names:
+        say(f"reading {each}")
+        problems[each] = folder.verify(each)
+    figures = {
+        **_head(folder),
+        "checkpoints": [
+            {"name": each, "is_good": not found, "problems": list(found)}
+            for each, found in problems.items()
+        ],
+    }
+    text = "\n".join(
+        "\n".join(found) or f"{each} is good" for each, found in problems.items()
+    )
+    return figures, text, ExitCode.ERROR if any(problems.values()) else ExitCode.DONE
+
+
+def show_checkpoint(
+    folder: CheckpointFolder, name: str | None
+) -> tuple[dict[str, object], str]:
+    """What is in a checkpoint, by its manifest: for programs and for people."""
+    manifest = folder.manifest(name or _complete_names(folder)[-1])
+    terms = manifest.terms
+    figures = {
+        **_head(folder),
+        **_summary(manifest),
+        "chunk_bytes": manifest.chunk_bytes or None,
+        "clip_grad_norm": terms.clip_grad_norm or None,
+        "compression": str(terms.compression) or None,
+        "optimizers": [
+            {"name": spec.name, "class": spec.class_name, "groups": len(spec.groups)}
+            for spec in terms.first_optimizers
+        ],
+        "tensors": [
+            {
+                "model": entry.model,
+                "name": entry.name,
+                "shape": list(entry.shape),
+                "type": entry.element_type.name.lower(),
+                "kind": entry.kind.name.lower(),
+            }
+            for entry in terms.schema.entries
+        ],
+        "parts": [
+            {"name": part.name, "byte_count": part.byte_count, "sha256": part.sha256}
+            for part in manifest.parts
+        ],
+    }
+    return figures, _shown(manifest)
+
+
+def prune_checkpoints(
+    folder: CheckpointFolder, keep: int, job_id: str | None
+) -> tuple[dict[str, object], str]:
+    """Deletes all but the newest of a job; what went, for programs and for people."""
+    job_id = job_id or _only_job(folder)
+    say(f"reading the newest checkpoint of job {printable(job_id)} back first")
+    deleted = folder.prune(job_id, keep)
+    kept = folder.names()
+    figures = {
+        **_head(folder),
+        "job_id": job_id,
+        "deleted": list(deleted),
+        "kept": list(kept),
+    }
+    text = "\n".join(f"deleted {name}" for name in deleted) or "nothing to delete"
+    return figures, f"{text}\n{count_text(len(kept), 'checkpoint')} left"
+
+
+def get_saved(
+    url: str, out: Path, *, model: str | None
+) -> tuple[dict[str, object], str]:
+    """Writes the values of a checkpoint to a file, as those of a running job.
+
+    Args:
+        url: The folder, of which the newest good one is taken, or a checkpoint in it.
+        out: The file.
+        model: Which model, where the job has several.
+    """
+    writable_file(out)
+    folder, name = folder_and_name(url)
+    if name is None:
+        say(f"looking for the newest good checkpoint in {printable(folder.url)}")
+        manifest, problems = folder.newest_good()
+        for problem in (text for found in problems.values() for text in found):
+            say(f"not used: {problem}")
+        if manifest is None:
+            raise CommandError(
+                f"there is no good checkpoint in {printable(folder.url)}"
+            )
+    else:
+        manifest = folder.manifest(name)
+    from psworker.snapshots.saved_snapshot import read_saved
+
+    saved = save_snapshot(read_saved(folder, manifest), out, model)
+    saved["checkpoint"] = manifest.name
+    return saved, (
+        f"version {manifest.version} (clock {manifest.clock}) of checkpoint "
+        f"{manifest.name} is in {printable(str(out))}"
+    )
+
+
+def folder_and_name(url: str) -> tuple[CheckpointFolder, str | None]:
+    """A folder of checkpoints, and the one that the last part of the URL names."""
+    above, _, last = url.rstrip("/").rpartition("/")
+    if CheckpointName.parse(last) is not None:
+        return opened(above or "."), last
+    return opened(url), None
+
+
+def opened(url: str) -> CheckpointFolder:
+    """The folder at a URL."""
+    path = Path(url)
+    if path.is_file():
+        raise CommandError(
+            f"{printable(url)} is a file: name the folder of checkpoints, or the "
+            "folder of one of them. Files of torch.save() and the like hold pickles, "
+            "which can run code, and are not read",
+            ExitCode.USAGE,
+        )
+    if "://" not in url and not path.exists():
+        raise CommandError(f"there is no folder {printable(url)}", ExitCode.USAGE)
+    try:
+        return CheckpointFolder(url)
+    except CheckpointError as error:
+        raise CommandError(str(error), ExitCode.BAD_CONFIGURATION) from error
+
+
+def _head(folder: CheckpointFolder) -> dict[str, object]:
+    return {"schema_version": SCHEMA_VERSION, "url": folder.url}
+
+
+def _summary(manifest: Manifest) -> dict[str, object]:
+    return {
+        "name": manifest.name,
+        "job_id": manifest.job_id,
+        "release": manifest.release,
+        "created_unix_s": manifest.created_unix_s,
+        "version": manifest.version,
+        "clock": manifest.clock,
+        "mode": manifest.mode.label,
+        "shard_count": manifest.shard_count,
+        "is_finite": manifest.is_finite,
+        "byte_count": manifest.byte_count,
+        "parameter_bytes": manifest.terms.byte_count,
+    }
+
+
+def _shown(manifest: Manifest) -> str:
+    terms = manifest.terms
+    written = datetime.fromtimestamp(manifest.created_unix_s, UTC)
+    optimizers = (f"{spec.class_name} ({spec.name})" for spec in terms.first_optimizers)
+    size = f"{count_text(len(terms.schema.entries), 'tensor')}, "
+    lines = {
+        "checkpoint": manifest.name,
+        "job": manifest.job_id,
+        "written": f"{written:%Y-%m-%d %H:%M:%S} UTC by release {manifest.release}",
+        "values": f"version {manifest.version}, clock {manifest.clock}, "
+        f"{manifest.mode.label}"
+        + ("" if manifest.is_finite else "; NOT FINITE: a job does not go on from it"),
+        "model": size + byte_text(terms.byte_count),
+        "optimizers": ", ".join(optimizers) or "none",
+        "files": f"{count_text(len(manifest.parts), 'part')}, "
+        f"{byte_text(manifest.byte_count)}",
+    }
+    return "\n".join(f"{name:<11} {printable(text)}" for name, text in lines.items())
+
+
+def _complete_names(folder: CheckpointFolder) -> list[str]:
+    """Names of all that are complete; also of those whose manifest can't be read."""
+    names = []
+    for name in folder.names():
+        try:
+            folder.manifest(name)
+        except MissingError:
+            continue
+        except (DamagedError, FormatError):
+            pass
+        names.append(name)
+    if not names:
+        raise CommandError(f"there is no checkpoint in {printable(folder.url)}")
+    return names
+
+
+def _only_job(folder: CheckpointFolder) -> str:
+    jobs = folder.jobs()
+    if len(jobs) != 1:
+        listed = ", ".join(map(printable, sorted(jobs))) or "none"
+        raise CommandError(
+            f"{printable(folder.url)} has checkpoints of these jobs: {listed}; say "
+            "which with --job",
+            ExitCode.USAGE,
+        )
+    return jobs.pop()
