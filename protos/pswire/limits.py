@@ -91,6 +91,10 @@ ORDER_ORIGIN_BYTES_MAX: Final = 16 << 10
 """Largest random state that an epoch's order is drawn from. All that a sampler may draw
 from (torch, numpy, Python, two generators) is 13 KiB, compressed."""
 
+STATE_BYTES_MAX: Final = 4 << 20
+"""Most bytes of all that a script registers with `register_state`: half of a message,
+and one worker copies it at each step."""
+
 STALENESS_BOUND_DEFAULT: Final = 3
 """Clocks that workers may be apart in SSP when nobody says: a step that takes four
 times as long then stops nobody, and no gradient is much older than the values."""

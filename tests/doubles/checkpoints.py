@@ -1,12 +1,13 @@
 """Checkpoints of a small job, written to a folder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import FilePart, Manifest, part_name
 from pswire.checkpoint.parts import PartKey
+from pswire.checkpoint.registered_state import encode_states
 from pswire.job_terms import JobTerms
 from pswire.membership import Mode
 from pswire.optimizer_states import StateKey
@@ -28,6 +29,7 @@ def manifest_of(
     *,
     job_id: str = "job",
     is_finite: bool = True,
+    state: FilePart | None = None,
 ) -> Manifest:
     return Manifest(
         name=name,
@@ -43,6 +45,7 @@ def manifest_of(
         parts=tuple(parts),
         terms=TERMS,
         job={"seed": 7, "ledger": [["loader", 0]]},
+        state=state,
     )
 
 
@@ -62,6 +65,7 @@ def save(
     job_id: str = "job",
     shard_count: int = 2,
     is_finite: bool = True,
+    states: Mapping[str, object] | None = None,
 ) -> str:
     """Writes a checkpoint as coordinator and shards do; its name."""
     name = folder.begin(version)
@@ -74,5 +78,8 @@ def save(
         )
         for index in range(shard_count)
     ]
-    folder.commit(manifest_of(parts, name, job_id=job_id, is_finite=is_finite))
+    state = folder.write_state(name, encode_states(states)) if states else None
+    folder.commit(
+        manifest_of(parts, name, job_id=job_id, is_finite=is_finite, state=state)
+    )
     return name

@@ -1805,7 +1805,7 @@ BUGS = (
         (
             Edit(
                 f"{CHECKPOINTS}/folder.py",
-                "        for part in manifest.parts:\n"
+                "        for part in manifest.files:\n"
                 '            path = f"{manifest.name}/{part.name}"\n',
                 "        for part in ():\n"
                 '            path = f"{manifest.name}/{part.name}"\n',
@@ -1910,8 +1910,8 @@ BUGS = (
         (
             Edit(
                 f"{CHECKPOINTS}/folder.py",
-                "                if digest != part.sha256:\n",
-                "                if False:\n",
+                "    if digest != part.sha256:\n",
+                "    if False:\n",
             ),
         ),
         tests=(

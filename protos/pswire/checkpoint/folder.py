@@ -3,9 +3,11 @@
 URL/owner.json                                   whose coordinator writes here
 URL/step-000000000500/part-00000-of-00002.safetensors      by shard 0
 URL/step-000000000500/part-00001-of-00002.safetensors      by shard 1
+URL/step-000000000500/state.safetensors          by the coordinator, where there is any
 URL/step-000000000500/manifest.json              by the coordinator, last
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -27,13 +29,15 @@ from pswire.checkpoint.errors import (
 from pswire.checkpoint.manifest import (
     MANIFEST,
     MANIFEST_BYTES_MAX,
+    STATE,
     CheckpointName,
     FilePart,
     Manifest,
 )
 from pswire.checkpoint.part_head import read_head
 from pswire.checkpoint.retention import Held, superfluous
-from pswire.checkpoint.storage import PARTIAL_ENDING, Storage, storage_of
+from pswire.checkpoint.storage import PARTIAL_ENDING, Storage, Stored, storage_of
+from pswire.limits import STATE_BYTES_MAX
 from pswire.names import printable
 
 if TYPE_CHECKING:
@@ -53,7 +57,7 @@ _READ_THREAD_COUNT: Final = 4
 
 _PART: Final = re.compile(r"part-[0-9]{5}-of-[0-9]{5}\.safetensors")
 _PARTIAL: Final = re.compile(
-    rf"\.({_PART.pattern}|{re.escape(MANIFEST)})\.[0-9a-f]{{16}}"
+    rf"\.({_PART.pattern}|{re.escape(STATE)}|{re.escape(MANIFEST)})\.[0-9a-f]{{16}}"
     rf"{re.escape(PARTIAL_ENDING)}|\.tmp[0-9A-Za-z]{{6}}"
 )
 """What a write leaves whose process has died: ours, or that of safetensors."""
@@ -215,6 +219,22 @@ class CheckpointFolder:
                 file.close()
                 raise
 
+    def state(self, manifest: Manifest) -> bytes:
+        """Reads what the script has registered; empty for nothing.
+
+        Raises:
+            DamagedError: It is not what was written.
+        """
+        part = manifest.state
+        if part is None:
+            return b""
+        path = f"{CheckpointName.checked(manifest.name)}/{part.name}"
+        with self._reading_part(path):
+            self._check_size(path, part)
+            data = self._read(path, STATE_BYTES_MAX)
+            _check_digest(hashlib.sha256(data).hexdigest(), part)
+            return data
+
     # Writing
 
     def claim(self, job_id: str, token: str) -> None:
@@ -289,6 +309,12 @@ class CheckpointFolder:
         )
         return FilePart(file_name, byte_count, sha256)
 
+    def write_state(self, name: str, data: bytes) -> FilePart:
+        """Writes what the script has registered, as `write_part` does."""
+        return FilePart(
+            STATE, *self._write(f"{CheckpointName.checked(name)}/{STATE}", data)
+        )
+
     def commit(self, manifest: Manifest) -> None:
         """Completes a checkpoint whose parts are all written.
 
@@ -300,11 +326,11 @@ class CheckpointFolder:
         """
         if self._claim is not None:
             self._checked_owner()
-        for part in manifest.parts:
+        for part in manifest.files:
             path = f"{manifest.name}/{part.name}"
             with self._reading_part(path):
                 self._check_size(path, part)
-        self._write(f"{manifest.name}/{MANIFEST}", manifest.to_json())
+        self._write(f"{manifest.name}/{MANIFEST}", manifest.to_json().encode())
         failpoints.hit("checkpoint.complete")
 
     def prune(self, job_id: str, keep: int) -> tuple[str, ...]:
@@ -387,16 +413,16 @@ class CheckpointFolder:
 
     def _problems(self, manifest: Manifest) -> tuple[str, ...]:
         """Reads all parts; what is wrong with them, in words."""
-        known = {part.name for part in manifest.parts}
+        known = {part.name for part in manifest.files}
         mixed = [
             f"{manifest.name}/{each} in {self.url} is of another checkpoint, since its "
             f"{MANIFEST} does not name it. Use another checkpoint"
             for each in self._storage.names(manifest.name)
-            if _PART.fullmatch(each) and each not in known
+            if _is_file(each) and each not in known
         ]
         with ThreadPoolExecutor(_READ_THREAD_COUNT) as pool:
             found = pool.map(
-                lambda part: self._part_problem(manifest.name, part), manifest.parts
+                lambda part: self._part_problem(manifest.name, part), manifest.files
             )
             return (*mixed, *filter(None, found))
 
@@ -406,11 +432,7 @@ class CheckpointFolder:
             with self._reading_part(path):
                 self._check_size(path, part)
                 digest = self._storage.stored(path).sha256
-                if digest != part.sha256:
-                    raise DamagedError(
-                        f"its SHA-256 is {digest}, and was {part.sha256} when it was "
-                        "written"
-                    )
+                _check_digest(digest, part)
                 with self._storage.open(path) as file:
                     read_head(file, part.byte_count)
         except DamagedError as error:
@@ -419,7 +441,7 @@ class CheckpointFolder:
 
     def _has_sizes(self, manifest: Manifest) -> bool:
         try:
-            for part in manifest.parts:
+            for part in manifest.files:
                 self._check_size(f"{manifest.name}/{part.name}", part)
         except (DamagedError, MissingError):
             return False
@@ -470,17 +492,17 @@ class CheckpointFolder:
             except MissingError as error:
                 raise DamagedError(str(error)) from error
 
-    def _write(self, path: str, text: str) -> None:
+    def _write(self, path: str, data: bytes) -> Stored:
         def fill(file: Path) -> None:
-            file.write_text(text)
+            file.write_bytes(data)
 
-        self._storage.write(path, fill)
+        return self._storage.write(path, fill)
 
     def _delete(self, name: str) -> None:
         """Its manifest last: until then it can be shown whose it is."""
         files = self._storage.names(name)
         for each in files:
-            if _PART.fullmatch(each) or _PARTIAL.fullmatch(each):
+            if _is_file(each) or _PARTIAL.fullmatch(each):
                 self._storage.remove(f"{name}/{each}")
         if MANIFEST in files:
             self._storage.remove(f"{name}/{MANIFEST}")
@@ -511,4 +533,16 @@ class CheckpointFolder:
         return owner
 
     def _write_owner(self, owner: Owner) -> None:
-        self._write(OWNER, json.dumps(asdict(owner)))
+        self._write(OWNER, json.dumps(asdict(owner)).encode())
+
+
+def _is_file(name: str) -> bool:
+    """Whether it is the name of a part, or of registered state."""
+    return name == STATE or _PART.fullmatch(name) is not None
+
+
+def _check_digest(digest: str, part: FilePart) -> None:
+    if digest != part.sha256:
+        raise DamagedError(
+            f"its SHA-256 is {digest}, and was {part.sha256} when it was written"
+        )

@@ -30,6 +30,9 @@ FORMAT: Final = 1
 
 MANIFEST: Final = "manifest.json"
 
+STATE: Final = "state.safetensors"
+"""What a script has registered, where it has."""
+
 MANIFEST_BYTES_MAX: Final = 256 << 20
 """Longest manifest that is read: four times the longest description of a model."""
 
@@ -50,6 +53,7 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "chunk_bytes": int,
     "is_finite": bool,
     "parts": list,
+    "state": list,
     "terms": dict,
     "job": dict,
 }
@@ -140,6 +144,7 @@ class Manifest:
         parts: Its parts, by shard.
         terms: What the job trains.
         job: The job's own state as JSON, which only the coordinator reads.
+        state: What the script has registered, None for nothing.
     """
 
     name: str
@@ -155,11 +160,17 @@ class Manifest:
     parts: tuple[FilePart, ...]
     terms: JobTerms
     job: Mapping[str, Any]
+    state: FilePart | None = None
 
     @property
     def byte_count(self) -> int:
         """Bytes of all parts."""
         return sum(part.byte_count for part in self.parts)
+
+    @property
+    def files(self) -> tuple[FilePart, ...]:
+        """All of its files but the manifest."""
+        return self.parts if self.state is None else (*self.parts, self.state)
 
     def placement(self) -> Placement:
         """Which chunks the parts have: those that the names of their tensors count."""
@@ -179,6 +190,11 @@ class Manifest:
             "chunk_bytes": self.chunk_bytes,
             "is_finite": self.is_finite,
             "parts": [[part.name, part.byte_count, part.sha256] for part in self.parts],
+            "state": (
+                []
+                if self.state is None
+                else [self.state.name, self.state.byte_count, self.state.sha256]
+            ),
             "terms": dump_terms(self.terms),
             "job": self.job,
         }
@@ -205,6 +221,7 @@ class Manifest:
                     **{field: body[field] for field in _TYPES},
                     "mode": Mode.labelled(body["mode"]),
                     "parts": tuple(FilePart(*part) for part in body["parts"]),
+                    "state": FilePart(*body["state"]) if body["state"] else None,
                     "terms": load_terms(body["terms"]),
                 }
             )
@@ -238,7 +255,9 @@ class Manifest:
         ]
         if [part.name for part in self.parts] != names:
             return f"it does not name one part for each of {self.shard_count} shards"
-        for part in self.parts:
+        if self.state is not None and self.state.name != STATE:
+            return f"its registered state is no {STATE}"
+        for part in self.files:
             if not (
                 type(part.byte_count) is int
                 and 0 <= part.byte_count <= NUMBER_MAX

@@ -18,7 +18,8 @@ from pswire.checkpoint.errors import (
     StorageError,
 )
 from pswire.checkpoint.folder import CheckpointFolder
-from pswire.checkpoint.manifest import FilePart, part_name
+from pswire.checkpoint.manifest import STATE, FilePart, part_name
+from pswire.checkpoint.registered_state import decode_states
 from pswire.checkpoint.storage import LocalStorage, ObjectStorage
 from tests.doubles.checkpoints import manifest_of, save, tensors_of
 from tests.doubles.failing_store import FailingStore
@@ -68,6 +69,29 @@ def test_what_was_saved_is_the_newest_and_is_read_back(
             assert reader.metadata == {"core": f"shard {index} at 500"}
             for key, tensor in tensors_of(index, 500).items():
                 assert torch.equal(reader.tensor(key), tensor)
+
+
+def test_registered_state_is_read_back_and_goes_with_its_checkpoint(
+    folder: CheckpointFolder,
+) -> None:
+    states = [{"counters": {"step": version}} for version in (100, 500)]
+    names = [save(folder, each["counters"]["step"], states=each) for each in states]
+
+    found = [folder.state(folder.manifest(name)) for name in names]
+
+    assert [decode_states(data) for data in found] == states
+    assert folder.verify(names[1]) == ()
+    assert folder.prune("job", 1) == (names[0],)
+    assert folder.names() == (names[1],)
+
+
+def test_a_checkpoint_without_registered_state_is_whole(
+    folder: CheckpointFolder,
+) -> None:
+    name = save(folder, 100)
+
+    assert folder.state(folder.manifest(name)) == b""
+    assert folder.verify(name) == ()
 
 
 def test_an_empty_folder_has_none(folder: CheckpointFolder) -> None:
@@ -165,14 +189,15 @@ DAMAGES: list[Callable[[Path], None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("file", ["manifest.json", PART])
+@pytest.mark.parametrize("file", ["manifest.json", PART, STATE])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda each: each.__name__)
 def test_a_damaged_one_is_named_and_the_one_before_it_is_used(
     root: Path, local: CheckpointFolder, damage: Callable[[Path], None], file: str
 ) -> None:
     save(local, 100)
-    name = save(local, 500)
-    part = local.manifest(name).parts[0]
+    name = save(local, 500, states={"counters": {"step": 500}})
+    manifest = local.manifest(name)
+    part = manifest.parts[0]
     damage(root / name / file)
     before = contents_of(root)
 
@@ -189,6 +214,9 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(
     if file == PART:
         with pytest.raises(DamagedError):
             read_all(local, name, part)
+    if file == STATE:
+        with pytest.raises(DamagedError):
+            local.state(manifest)
     assert contents_of(root) == before
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from pswire.checkpoint.errors import CheckpointError, DamagedError, FormatError
 from pswire.checkpoint.manifest import (
+    STATE,
     CheckpointName,
     FilePart,
     Manifest,
@@ -24,6 +25,7 @@ MANIFEST = replace(
     manifest_of([FilePart(part_name(i, 2), 100 + i, DIGEST) for i in range(2)]),
     mode=Mode.SSP,
     chunk_bytes=4096,
+    state=FilePart(STATE, 300, DIGEST),
 )
 
 
@@ -46,6 +48,8 @@ def body_of(manifest: Manifest) -> dict[str, Any]:
 def test_it_is_read_back_as_it_was_written() -> None:
     text = MANIFEST.to_json()
 
+    without = replace(MANIFEST, state=None)
+    assert Manifest.from_json(without.to_json()) == without
     assert Manifest.from_json(text) == MANIFEST
     assert Manifest.from_json(text.encode()) == MANIFEST
     assert sealed(body_of(MANIFEST)) == text
@@ -129,6 +133,9 @@ WRONG = {
     "optimizer": lambda body: body["terms"]["optimizers"][0]["groups"][0].update(
         entry_indexes=[5]
     ),
+    "state_up": lambda body: body["state"].__setitem__(0, "../state.safetensors"),
+    "state_short": lambda body: body["state"].pop(),
+    "state_digest": lambda body: body["state"].__setitem__(2, ""),
     "job_state": lambda body: body.update(job=[]),
 }
 
