@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Protocol
 
 from psserver.shard.core.push import PushId, Reply, Trailer
+from pswire.leased_data import DataRange
 from pswire.membership import ClockChoice, Record, WorkerKey
 from pswire.outcome import Outcome
 from pswire.schema import OptimizerSpec
@@ -126,6 +127,9 @@ class Network(Protocol):
 
     def declare(self, worker: "DrivenWorker", spec: OptimizerSpec) -> None:
         """Tells the coordinator what the script's optimizer is from now on."""
+
+    def draw(self, worker: "DrivenWorker") -> tuple[DataRange, ...]:
+        """Leases the data of the next push, if the script has any."""
 
     def publishes_at(self, sequence: int) -> bool:
         """Whether the script publishes by the push of this number."""
@@ -494,6 +498,7 @@ class DrivenWorker:
             weight = 1.0
         is_finite = is_empty or publishes or rng.random() < 0.85
         push = PushId(self.key, place.sequence)
+        ranges = () if is_empty else self.network.draw(self)
         trailers = {
             shard_index: Trailer(
                 optimizer="optimizer",
@@ -508,6 +513,7 @@ class DrivenWorker:
                     for index in chunk_indexes
                     if is_finite and not is_empty and (publishes or rng.random() < 0.8)
                 ),
+                ranges=ranges,
                 value_entries=frozenset({0} if publishes else ()),
                 publishes=publishes,
             )

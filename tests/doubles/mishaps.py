@@ -49,6 +49,8 @@ class Mishaps:
             found.append(self._flap_worker)
             if self._changes_left:
                 found.append(self._change_mode)
+        if self._scenario.saves and self._world.coordinator.records:
+            found += [self._world.coordinator.want_checkpoint] * 3
         if self._scenario.fills_disk:
             found += [self._fill_disk, self._fill_disk]
         if self.joiners_left and self._world.coordinator.records:

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from psserver.edge.coordinator_settings import CoordinatorSettings
+from psserver.edge.coordinator_settings import CheckpointSettings, CoordinatorSettings
 from pswire.membership import LossPolicy, Mode, StepAtomicity
 
 
@@ -24,6 +24,7 @@ class Scenario:
         publishes: Whether scripts publish values.
         cuts_off: Whether workers lose sight of one shard that others reach.
         fills_disk: Whether the coordinator's disk takes nothing for a while.
+        saves: Whether checkpoints are made, and pushes are of leased data.
     """
 
     modes: tuple[Mode, ...] = (Mode.BSP,)
@@ -37,6 +38,7 @@ class Scenario:
     publishes: bool = False
     cuts_off: bool = False
     fills_disk: bool = False
+    saves: bool = False
 
     def settings(
         self, rng: random.Random, shard_count: int, starter_count: int
@@ -60,4 +62,5 @@ class Scenario:
             worker_loss_policy=policy,
             step_atomicity=StepAtomicity.CLOCK if two_phase else StepAtomicity.CHUNK,
             backup_worker_count=rng.randint(1, 2) if self.has_backups else 0,
+            checkpoints=CheckpointSettings(url="") if self.saves else None,
         )

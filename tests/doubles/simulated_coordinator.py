@@ -9,26 +9,36 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from psserver.coordinator.core.checkpoints import PendingCheckpoint
 from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.coordinator_effects import (
     Abort,
     Announce,
+    CommitCheckpoint,
     CoordinatorEffect,
     DecideCut,
     EndJob,
+    NameCheckpoint,
     OrderSeed,
     Persist,
     Prepare,
     ReleaseImage,
     SchemaFixed,
+    WriteCheckpoint,
 )
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
+from psserver.coordinator.core.data.ledger import Enrolments
 from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.snapshots import SnapshotEntry
+from psserver.coordinator.storage.saved_job import manifest_of, saved_job_of
 from psserver.edge.coordinator_settings import CoordinatorSettings
-from psserver.edge.cut_report import CutReport
+from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_report import FenceReport
 from psserver.shard.core.shard_fence import Cut
+from pswire.checkpoint.manifest import CheckpointName
+from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
+from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.membership import Departure, Mode, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
@@ -44,6 +54,10 @@ COORDINATOR = "coordinator"
 
 TAKEN = (ErrorReason.WORKER_ID_TAKEN,)
 
+LOADER = "loader"
+SHAPE = EpochShape(position_count=10_000, batch_size=1, drop_last=False)
+"""More data than any schedule pushes."""
+
 
 @dataclass(slots=True)
 class Disk:
@@ -54,12 +68,16 @@ class Disk:
         incarnations: Last incarnation of each worker id.
         processes: Which process is which start of a worker.
         terms: Of the job.
+        epoch: Its data, if it leases any.
+        enrolments: Who leases it.
     """
 
     is_full: bool = False
     incarnations: dict[str, int] = field(default_factory=dict)
     processes: dict[WorkerKey, str] = field(default_factory=dict)
     terms: JobTerms | None = None
+    epoch: EpochLedger | None = None
+    enrolments: Enrolments = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +90,14 @@ class Snapshot:
     images: tuple[Image, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that is complete."""
+
+    snapshot: Snapshot
+    epochs: tuple[EpochLedger, ...]
+
+
 class SimulatedCoordinator:
     """One job's coordinator, over all its starts.
 
@@ -81,6 +107,7 @@ class SimulatedCoordinator:
         records: All records that were made durable.
         disk: The rest of what is on the disk.
         snapshots: What readers got.
+        saved: Checkpoints, oldest first.
         wanted_count: What the reader waits for, None when nobody does.
         slow_read_share: How often a reader is not ready yet: others cut meanwhile.
         clip_grad_norm: Norm that all workers say.
@@ -104,6 +131,7 @@ class SimulatedCoordinator:
         self.now_ms = 0
         self.records: list[Record] = []
         self.snapshots: list[Snapshot] = []
+        self.saved: list[Saved] = []
         self.wanted_count: int | None = None
         self.slow_read_share = 0.95
         self._links = links
@@ -208,10 +236,16 @@ class SimulatedCoordinator:
         self.core.report_fence(slot, report, self.now_ms)
         self.pump()
 
-    def report_image(self, shard_index: int, snapshot_id: int) -> None:
+    def report_image(self, shard_index: int, report: CutReport) -> None:
         """Word of a shard's image has arrived."""
         slot = self.core.shards.slots[shard_index]
-        self.core.report_cut(slot, CutReport(snapshot_id), self.now_ms)
+        self.core.report_cut(slot, report, self.now_ms)
+        self.pump()
+
+    def report_part(self, shard_index: int, report: PartReport) -> None:
+        """Word of a shard's part of a checkpoint has arrived."""
+        slot = self.core.shards.slots[shard_index]
+        self.core.report_checkpoint(slot, report, self.now_ms)
         self.pump()
 
     # Workers
@@ -324,7 +358,33 @@ class SimulatedCoordinator:
         self.core.set_mode(mode, staleness_bound, self.now_ms)
         self.pump()
 
+    # Data
+
+    def lease(self, worker: DrivenWorker) -> tuple[DataRange, ...]:
+        """A worker reports what became of its data, mostly, and draws a batch."""
+        ledger = self.core.ledger
+        if not self.is_member(worker.key):
+            return ()
+        consumed: list[DataRange] = []
+        dropped: list[DataRange] = []
+        for own in worker.acknowledged:
+            known = dropped if own.outcome == "dropped" else consumed
+            known += own.trailer.ranges
+        report = DataReport(consumed=tuple(consumed), dropped=tuple(dropped))
+        ledger.open_epoch(worker.key, LOADER, 0, SHAPE)
+        if self._rng.random() < 0.7:
+            ledger.take_report(worker.key, report)
+        (epoch,) = ledger.epochs()
+        drawn = {p for own in worker.pushes.values() for p in own.trailer.ranges}
+        dealt = epoch.lease(worker.key, self.core.participants(LOADER), 1)
+        self.disk.epoch = epoch.copy()
+        return tuple(piece for piece in dealt if piece not in drawn)
+
     # Readers
+
+    def want_checkpoint(self) -> None:
+        self.core.want_checkpoint(self.now_ms)
+        self.pump()
 
     def want_cut(self) -> None:
         if self.records and self.wanted_count is None:
@@ -343,6 +403,8 @@ class SimulatedCoordinator:
             now_ms=self.now_ms,
             start_point=self._before.point if self._before is not None else None,
         )
+        if self.disk.epoch is not None:
+            core.restore_ledger((self.disk.epoch.copy(),), self.disk.enrolments)
 
     def _told_record(self) -> Record | None:
         """The record that somebody is told as the newest."""
@@ -420,6 +482,10 @@ class SimulatedCoordinator:
             self.disk.processes = dict(change.processes)
         if change.terms is not None:
             self.disk.terms = change.terms
+        if change.enrolments is not None:
+            self.disk.enrolments = change.enrolments
+        for epoch in change.epochs:
+            self.disk.epoch = epoch.copy()
         if change.record is not None:
             self.records.append(change.record)
         self.core.progress.written()
@@ -432,7 +498,11 @@ class SimulatedCoordinator:
             case SchemaFixed():
                 for shard in self._shards:
                     self._tell(shard, self._adoption(shard))
-            case Prepare() | Abort() | DecideCut() | ReleaseImage():
+            case NameCheckpoint():
+                self._name(self.core, effect.checkpoint)
+            case CommitCheckpoint():
+                self._commit(self.core, effect.checkpoint)
+            case Prepare() | Abort() | DecideCut() | ReleaseImage() | WriteCheckpoint():
                 if isinstance(effect, DecideCut):
                     self._cuts[effect.snapshot_id] = effect, self.records[-1]
                 for shard in self._shards:
@@ -491,13 +561,54 @@ class SimulatedCoordinator:
                 case DecideCut():
                     shard.core.decide_cut(
                         effect.fence_number,
-                        Cut(effect.snapshot_id, effect.clock, dict(effect.sequences)),
+                        Cut(
+                            effect.snapshot_id,
+                            effect.clock,
+                            dict(effect.sequences),
+                            effect.purpose,
+                        ),
                     )
+                case WriteCheckpoint():
+                    shard.write(effect.snapshot_id, self._rng)
                 case ReleaseImage():
                     shard.release(effect.snapshot_id)
             shard.pump()
 
         self._tell(shard, told)
+
+    def _name(self, core: CoordinatorCore, checkpoint: PendingCheckpoint) -> None:
+        """The folder gives a name, a while later."""
+
+        def named() -> None:
+            if core is self.core:
+                place = CheckpointPlace("", str(CheckpointName(checkpoint.cut.version)))
+                core.checkpoint_named(checkpoint.snapshot_id, place)
+                self.pump()
+
+        self._links.send("folder", COORDINATOR, named)
+
+    def _commit(self, core: CoordinatorCore, checkpoint: PendingCheckpoint) -> None:
+        """The manifest is written a while later, or can't be."""
+        cut, record = self._cuts[checkpoint.snapshot_id]
+        images = tuple(shard.copies[cut.snapshot_id] for shard in self._shards)
+        snapshot = Snapshot(checkpoint.cut.version, cut, record, images)
+
+        def committed() -> None:
+            if core is not self.core:
+                return
+            if self._rng.random() < 0.1:
+                core.fail_checkpoint(cut.snapshot_id, "it is full", self.now_ms)
+            else:
+                manifest = manifest_of(
+                    checkpoint, core.settings, (), created_unix_s=0.0
+                )
+                job = saved_job_of(manifest, "")
+                self.saved.append(Saved(snapshot, job.epochs))
+                core.checkpoint_committed(cut.snapshot_id, job, self.now_ms)
+                core.way_back = None  # no shard is ever lost here
+            self.pump()
+
+        self._links.send("folder", COORDINATOR, committed)
 
     def _read_if_ready(self) -> None:
         """A reader that waits takes its images a while later, and lets them go."""

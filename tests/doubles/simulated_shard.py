@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_report import FenceReport
 from psserver.shard.core.effects import (
     ApplyChunk,
@@ -28,6 +29,7 @@ from psserver.shard.core.push import PushId, Reply, StagedChunk, Trailer
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_state import ShardRules
 from psserver.shard.host.hosted_members import HostedMembers, check_next
+from pswire.checkpoint.manifest import FilePart
 from pswire.membership import ClockChoice, Record, WorkerKey
 from pswire.outcome import Outcome
 from pswire.reasons import Refusal
@@ -101,8 +103,11 @@ class Surroundings(Protocol):
     def report(self, shard_index: int, report: FenceReport) -> None:
         """A report is on its way to the coordinator."""
 
-    def report_image(self, shard_index: int, snapshot_id: int) -> None:
+    def report_image(self, shard_index: int, report: CutReport) -> None:
         """Word that an image is there is on its way to the coordinator."""
+
+    def report_part(self, shard_index: int, report: PartReport) -> None:
+        """Word of a part of a checkpoint is on its way to the coordinator."""
 
 
 @dataclass(slots=True)
@@ -132,6 +137,7 @@ class SimulatedShard:
         checked: Of each worker, its pushes that were looked for in the values.
         seeder: Who has written first values last.
         images: Snapshots it holds.
+        copies: What it has copied, or written, for checkpoints.
         threads: Work under way.
     """
 
@@ -156,6 +162,7 @@ class SimulatedShard:
     checked: Counter[WorkerKey] = field(default_factory=Counter)
     seeder: WorkerKey | None = None
     images: dict[int, Image] = field(default_factory=dict)
+    copies: dict[int, Image] = field(default_factory=dict)
     threads: list[Callable[[], None]] = field(default_factory=list)
     _calls: dict[PushId, Call] = field(default_factory=dict)
     _unwanted_max: int = 0
@@ -317,6 +324,18 @@ class SimulatedShard:
             self.core.withdraw_cut(snapshot_id)
             self.pump()
 
+    def write(self, snapshot_id: int, rng: random.Random) -> None:
+        """Writes what it has copied for a checkpoint, or can't."""
+
+        def written() -> None:
+            part = FilePart(f"part-{self.index}", 1, "0" * 64)
+            report = PartReport(snapshot_id, part)
+            if snapshot_id not in self.copies or rng.random() < 0.1:
+                report = PartReport(snapshot_id, failure="it can't be written")
+            self.surroundings.report_part(self.index, report)
+
+        self.threads.append(written)
+
     # Inside
 
     def pump(self) -> None:
@@ -428,7 +447,11 @@ class SimulatedShard:
     def _copy(self, order: CopyImage) -> None:
         self._is_copying = False
         copied = {index: Counter(values) for index, values in self.values.items()}
-        if order.cut.snapshot_id > self._unwanted_max:
-            self.images[order.cut.snapshot_id] = Image(order.clock, copied)
-        self.core.image_copied(order.cut.snapshot_id)
-        self.surroundings.report_image(self.index, order.cut.snapshot_id)
+        snapshot_id, core = order.cut.snapshot_id, order.core
+        kept = self.images if core is None else self.copies
+        if snapshot_id > self._unwanted_max:
+            kept[snapshot_id] = Image(order.clock, copied)
+        self.core.image_copied(snapshot_id)
+        holdings = tuple(window.holding for window in core.windows) if core else ()
+        report = CutReport(snapshot_id, holdings=holdings)
+        self.surroundings.report_image(self.index, report)

@@ -10,10 +10,12 @@ from dataclasses import replace
 from functools import partial
 
 from psserver.coordinator.core.start_point import StartPoint
+from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_report import FenceReport
 from psserver.shard.core.push import PushId, Reply
 from psserver.shard.core.shard_state import ShardRules
 from pswire.checkpoint.place import CheckpointPlace
+from pswire.leased_data import DataRange
 from pswire.membership import (
     ClockChoice,
     LossPolicy,
@@ -680,13 +682,27 @@ class World:
             lambda: self.coordinator.report(shard_index, report),
         )
 
-    def report_image(self, shard_index: int, snapshot_id: int) -> None:
+    def report_image(self, shard_index: int, report: CutReport) -> None:
         """As `report`."""
         self.links.send(
             self.shards[shard_index].name,
             COORDINATOR,
-            lambda: self.coordinator.report_image(shard_index, snapshot_id),
+            lambda: self.coordinator.report_image(shard_index, report),
         )
+
+    def report_part(self, shard_index: int, report: PartReport) -> None:
+        """As `report`."""
+        self.links.send(
+            self.shards[shard_index].name,
+            COORDINATOR,
+            lambda: self.coordinator.report_part(shard_index, report),
+        )
+
+    def draw(self, worker: DrivenWorker) -> tuple[DataRange, ...]:
+        """Leases a batch, where the job's data is leased."""
+        if self.settings.checkpoints is None:
+            return ()
+        return self.coordinator.lease(worker)
 
     def described(self) -> str:
         """Where everybody stands, for a person who debugs."""

@@ -6,6 +6,9 @@ SHARD_CORE = "psserver/shard/core"
 JOB_CORE = "psserver/coordinator/core"
 WORKER = "psworker"
 CHECKPOINTS = "protos/pswire/checkpoint"
+SCHEDULES = (
+    "tests/property/test_core_schedules.py::test_every_schedule_keeps_every_promise"
+)
 WORKER_TESTS = "tests/unit/psworker"
 
 BUGS = (
@@ -1991,5 +1994,99 @@ BUGS = (
             ),
         ),
         tests=("tests/unit/psserver/coordinator/core/test_start_point.py",),
+    ),
+    PlantedBug(
+        "the data ledger of a later moment in a checkpoint",
+        (
+            Edit(
+                f"{JOB_CORE}/job_progress.py",
+                "            ledger=self.ledger.copy(),\n",
+                "            ledger=self.ledger,\n",
+            ),
+        ),
+        tests=(
+            f"{SCHEDULES}[saved ssp lossy-0]",
+            "tests/unit/psserver/coordinator/core/test_checkpoints.py::test_the_record_and_the_ledger_are_those_of_the_cut",
+        ),
+    ),
+    PlantedBug(
+        "the data of a checkpoint as workers have reported it",
+        (
+            Edit(
+                f"{JOB_CORE}/checkpoints.py",
+                "        pending.ledger.settle_cut("
+                "pending.cut.sequences, pending.holdings.values())\n",
+                "",
+            ),
+        ),
+        tests=(f"{SCHEDULES}[saved-0]",),
+    ),
+    PlantedBug(
+        "the last push of a checkpoint's cut left out of its ledger",
+        (
+            Edit(
+                f"{JOB_CORE}/data/ledger.py",
+                "            if sequence <= lasts.get(worker, 0):\n",
+                "            if sequence < lasts.get(worker, 0):\n",
+            ),
+        ),
+        tests=(
+            f"{SCHEDULES}[saved-0]",
+            "tests/property/test_ledger_of_a_cut.py",
+        ),
+    ),
+    PlantedBug(
+        "pushes after a checkpoint's cut in its ledger",
+        (
+            Edit(
+                f"{JOB_CORE}/data/ledger.py",
+                "            if sequence <= lasts.get(worker, 0):\n",
+                "            if sequence <= lasts.get(worker, 0) + 1:\n",
+            ),
+        ),
+        tests=("tests/property/test_ledger_of_a_cut.py",),
+    ),
+    PlantedBug(
+        "a checkpoint committed before all of its parts",
+        (
+            Edit(
+                f"{JOB_CORE}/checkpoints.py",
+                "        pending.is_committing = len(pending.parts) == "
+                "self._shard_count\n",
+                "        pending.is_committing = True\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_checkpoints.py::test_it_is_committed_when_every_shard_has_written_and_not_before",
+        ),
+    ),
+    PlantedBug(
+        "a checkpoint where the data ledger is ahead of the cut",
+        (
+            Edit(
+                f"{JOB_CORE}/job_progress.py",
+                "        elif is_premature("
+                "cut, self.record, fence.reports.values()):\n",
+                "        elif False:\n",
+            ),
+        ),
+        tests=(
+            f"{SCHEDULES}[saved lossy-0]",
+            "tests/unit/psserver/coordinator/core/test_checkpoints.py::test_a_cut_that_the_ledger_is_ahead_of_is_tried_again",
+        ),
+    ),
+    PlantedBug(
+        "readers that wait for a checkpoint's cut",
+        (
+            Edit(
+                f"{JOB_CORE}/coordinator.py",
+                "            is_cutting=is_cutting and not "
+                "self.checkpoints.is_cutting\n",
+                "            is_cutting=is_cutting\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_checkpoints.py::test_a_checkpoint_comes_before_readers_and_keeps_them_from_nothing",
+        ),
     ),
 )

@@ -9,6 +9,7 @@ import math
 from psserver.coordinator.core.fence import NUMBERS_PER_START
 from psserver.shard.core.push import PushId
 from pswire.clipping import gradient_scale
+from pswire.leased_data import DataRange
 from pswire.membership import Departure, Mode, WorkerKey
 from pswire.outcome import Outcome
 from tests.doubles.driven_worker import OwnPush
@@ -157,7 +158,8 @@ def check_norms(world: World) -> None:
 
 def check_snapshots(world: World) -> None:
     """G5: every image is exactly the pushes up to its cut, on every shard."""
-    for snapshot in world.coordinator.snapshots:
+    saved = [each.snapshot for each in world.coordinator.saved]
+    for snapshot in (*world.coordinator.snapshots, *saved):
         contents = _contents(world, snapshot)
         assert snapshot.version == version_before(world) + sum(contents.values())
         for worker in world.workers.values():
@@ -169,6 +171,38 @@ def check_snapshots(world: World) -> None:
                 for (shard_index, chunk_index), count in counts_of(world, own).items():
                     image = snapshot.images[shard_index].values[chunk_index]
                     assert image[own.push] == (count if is_in else 0)
+
+
+def check_saved_data(world: World) -> None:
+    """A batch is used in a checkpoint exactly if its push is in the values.
+
+    Of a push that was dropped it may be either, as far as that was reported; of one
+    that was applied in part it is used.
+    """
+    for saved in world.coordinator.saved:
+        contents = _contents(world, saved.snapshot)
+        used: set[DataRange] = set()
+        either: set[DataRange] = set()
+        for worker in world.workers.values():
+            last = contents.get(worker.key, 0)
+            for own in worker.pushes.values():
+                ranges = own.trailer.ranges
+                is_in = own.push.sequence <= last
+                if is_in and outcome_of(world, own.push) is not Outcome.DROPPED:
+                    used.update(ranges)
+                elif is_in or any(counts_of(world, own).values()):
+                    either.update(ranges)
+        for epoch in saved.epochs:
+            dealt = (*epoch.held.values(), *epoch.queues.values(), epoch.returned)
+            left = [piece for pieces in dealt for piece in pieces]
+            assert len(left) == len(set(left)), "a batch was dealt twice"
+            begun = {
+                DataRange(epoch.loader, epoch.epoch, start, start + 1)
+                for start in range(epoch.cursor)
+            }
+            assert used <= begun
+            assert not used & set(left), "a batch whose push is in would be used again"
+            assert begun - used - either <= set(left), "a batch would never be used"
 
 
 def check_end(world: World) -> None:
@@ -226,6 +260,7 @@ PROMISES = (
     check_scales,
     check_norms,
     check_snapshots,
+    check_saved_data,
     check_end,
 )
 

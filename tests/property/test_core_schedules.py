@@ -134,6 +134,27 @@ SCENARIOS = {
         loses_workers=True,
         restarts_coordinator=True,
     ),
+    "saved": Scenario(saves=True),
+    "saved lossy": Scenario(
+        saves=True, loses_workers=True, restarts_coordinator=True, may_wait=True
+    ),
+    "saved backups": Scenario(
+        saves=True, has_backups=True, loses_workers=True, restarts_coordinator=True
+    ),
+    "saved everything": Scenario(
+        modes=ALL,
+        saves=True,
+        clip_grad_norm=0.5,
+        loses_workers=True,
+        restarts_coordinator=True,
+        may_wait=True,
+    ),
+    "saved ssp lossy": Scenario(
+        modes=(Mode.SSP, Mode.ASP),
+        saves=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+    ),
     "full disk": Scenario(fills_disk=True, restarts_coordinator=True),
     "full disk everything": Scenario(
         modes=ALL,

@@ -520,8 +520,9 @@ class CoordinatorCore:
                 f"there are no values yet: the job waits for {self.waiting_for()}",
             )
         fence = self.fence
+        is_cutting = fence is not None and fence.kind is FenceKind.CUT
         wanted = self.snapshots.want(
-            is_cutting=fence is not None and fence.kind is FenceKind.CUT
+            is_cutting=is_cutting and not self.checkpoints.is_cutting
         )
         self.progress.pump(now_ms)
         return wanted

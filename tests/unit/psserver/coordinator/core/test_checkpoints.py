@@ -182,8 +182,8 @@ def test_the_last_worker_that_leaves_has_one_made() -> None:
 
 def test_a_checkpoint_comes_before_readers_and_keeps_them_from_nothing() -> None:
     job = running()
-    job.core.fence or want(job)
-    job.core.want_cut(job.now_ms)
+    want(job)
+    wanted = job.core.want_cut(job.now_ms)
     decided = decide(job)
     assert decided.purpose is CutPurpose.CHECKPOINT
     assert job.fence_kinds() == [FenceKind.CUT], "one cut is copied at a time"
@@ -197,6 +197,7 @@ def test_a_checkpoint_comes_before_readers_and_keeps_them_from_nothing() -> None
     newest = job.core.snapshots.newest
     assert newest is not None
     assert newest.snapshot_id == reader.snapshot_id
+    assert job.core.snapshots.finished_cut_count == wanted
 
 
 # What is in it
