@@ -391,7 +391,9 @@ class ObjectStorage:
             return self._request(
                 "read",
                 path,
-                lambda: bytes(self._files.cat_file(self._path(path), start, stop)),
+                lambda: bytes(
+                    self._files.cat_file(self._path(path), start=start, end=stop)
+                ),
             )
 
         return _RangeFile(read, byte_count)
@@ -414,11 +416,17 @@ class ObjectStorage:
                 ) from error
             failpoints.hit("checkpoint.file_written")
             # Twice is once: an object is replaced whole, by the same bytes.
-            self._request(
-                "written",
-                path,
-                lambda: self._files.put_file(str(local), self._path(path)),
-            )
+            try:
+                self._request(
+                    "written",
+                    path,
+                    lambda: self._files.put_file(str(local), self._path(path)),
+                )
+            except MissingError as error:
+                raise StorageError(
+                    f"{self._named(path)} can't be written: the store knows no such "
+                    "place; make its bucket, or name another one"
+                ) from error
         byte_count = self.size(path)
         if byte_count != stored.byte_count:
             raise StorageError(
@@ -462,7 +470,7 @@ class ObjectStorage:
         raise AssertionError("the last try returns or raises")
 
     def _named(self, path: str) -> str:
-        return printable(f"{self.url}/{path}")
+        return printable(f"{self.url}/{path}" if path else self.url)
 
 
 class _RangeFile(io.RawIOBase):

@@ -246,6 +246,13 @@ def test_a_put_that_fails_each_time_is_named() -> None:
     assert storage.names() == []
 
 
+def test_a_bucket_that_is_not_there_is_named() -> None:
+    storage, _ = store(FileNotFoundError("no bucket"))
+
+    with pytest.raises(StorageError, match="knows no such place; make its bucket"):
+        storage.write(PATH, filled("text"))
+
+
 def test_what_may_not_be_done_is_not_tried_again() -> None:
     storage, files = store(PermissionError("no"), OSError("not reached"))
 
