@@ -1,7 +1,8 @@
 """A script whose every step depends on all before, with a line for each of them.
 
 Arguments: epochs, seconds that a step takes, how often it steps its scheduler (`step`
-or `epoch`), and the clock at which it stands still, 0 for none.
+or `epoch`), and the clock of whose multiples it stands still at each until it is told
+by SIGUSR1 to go on, 0 for none.
 """
 
 import hashlib
@@ -58,6 +59,7 @@ def data() -> DataLoader[Any]:
 
 
 def train() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # of all threads
     torch.set_num_threads(1)
     torch.manual_seed(1)
     epochs, pace_s = int(sys.argv[1]), float(sys.argv[2])
@@ -91,9 +93,9 @@ def train() -> None:
                     rate=optimizer.param_groups[0]["lr"],
                 )
                 time.sleep(pace_s)
-                if ps.clock == hold_clock:
+                if hold_clock and ps.clock % hold_clock == 0:
                     say("holds", clock=ps.clock)
-                    signal.pause()
+                    signal.sigwait({signal.SIGUSR1})
             if schedule == "epoch":
                 scheduler.step()
         say(

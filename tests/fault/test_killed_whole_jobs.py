@@ -84,17 +84,28 @@ class WholeJob:
 
     def wait_checkpoint(self, above: int = 0) -> None:
         """Returns once there is a checkpoint of this version, or a newer one."""
+        self._wait(
+            lambda: any(int(each.name[5:17]) >= above for each in self.checkpoints()),
+            f"a checkpoint of version {above}",
+        )
 
-        def is_there() -> bool:
-            found = (self._folder / "checkpoints").glob("step-*/manifest.json")
-            return any(int(each.parent.name[5:17]) >= above for each in found)
+    def checkpoints(self) -> list[Path]:
+        """Folders of complete checkpoints, oldest first."""
+        found = (self._folder / "checkpoints").glob("step-*/manifest.json")
+        return sorted(each.parent for each in found)
 
-        self._wait(is_there, f"a checkpoint of version {above}")
-
-    def wait_held(self) -> None:
-        """Returns once all workers stand still."""
+    def wait_held(self, count: int = 1) -> None:
+        """Returns once all workers stand still, for this time."""
         life = self.lives[-1]
-        self._wait(lambda: all(life[n].events("holds") for n in WORKERS), "all to hold")
+        self._wait(
+            lambda: all(len(life[n].events("holds")) == count for n in WORKERS),
+            "all to hold",
+        )
+
+    def go_on(self) -> None:
+        """Has workers that stand still go on."""
+        for name in WORKERS:
+            self.lives[-1][name].send(signal.SIGUSR1)
 
     def ends(self) -> list[dict[str, Any]]:
         """What each worker says at its end."""
@@ -202,3 +213,56 @@ def test_a_job_killed_three_times_ends_as_if_nothing_had_happened(
         once = Counter(range(SAMPLE_COUNT))
         assert counted(job, bases) == [once] * EPOCHS
         assert ends == expected
+
+
+@pytest.mark.parametrize("is_state_lost", [False, True])
+@pytest.mark.timeout(300)
+def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(
+    nursery: Nursery, tmp_path: Path, is_state_lost: bool
+) -> None:
+    with WholeJob(nursery, tmp_path) as job:
+        job.start(hold_clock=CLOCKS_OF_EPOCH)
+        for count in (1, 2):
+            job.wait_held(count)
+            job.wait_checkpoint(count * len(WORKERS) * CLOCKS_OF_EPOCH)
+            if count == 1:
+                job.go_on()
+        job.kill()
+        newest = job.checkpoints()[-1]
+        part = next(newest.glob("part-*"))
+        data = bytearray(part.read_bytes())
+        data[-1] ^= 1
+        part.write_bytes(data)
+        if is_state_lost:
+            job.lose_state()
+        job.start(hold_clock=2 * CLOCKS_OF_EPOCH)
+        job.wait_held()
+        assert newest.name in job.log("coordinator")
+        assert "SHA-256" in job.log("coordinator")
+        assert CLOCKS_OF_EPOCH <= job.joined(1)["clock"] < 2 * CLOCKS_OF_EPOCH
+        before, after = (
+            {(s["clock"], *s["samples"]) for s in job.steps(number)}
+            for number in range(2)
+        )
+        assert after < before, "another batch than at the first time"
+
+
+@pytest.mark.parametrize("mode", ["ssp", "asp"])
+@pytest.mark.timeout(300)
+def test_every_sample_is_seen_once_though_fast_workers_get_more(
+    nursery: Nursery, tmp_path: Path, mode: str
+) -> None:
+    with WholeJob(nursery, tmp_path, f"--mode={mode}") as job:
+        job.start()
+        job.wait_checkpoint()
+        job.wait_clock(CLOCKS_OF_EPOCH + 2)
+        job.kill()
+        job.start()
+        job.ends()
+        told = [
+            f"epoch {n} of 'loader' is over: of 48 positions 48 seen once"
+            for n in range(EPOCHS)
+        ]
+        logs = job.log("coordinator", 0) + job.log("coordinator", 1)
+        assert [each for each in told if each not in logs] == []
+        assert logs.count("is over") - logs.count("48 seen once") == 0

@@ -590,6 +590,17 @@ class CoordinatorCore:
             self.progress.fail_checkpoint(reason, now_ms)
             self.progress.pump(now_ms)
 
+    def replace_start_point(self, saved: SavedJob, reason: str, now_ms: int) -> None:
+        """Starts from another checkpoint than the one that a shard can't load.
+
+        Not where it is the same, which is good as far as it can be read here.
+        """
+        point = self.progress.start_point
+        assert point is not None
+        if self.record is None and saved.point.place != point.place:
+            self.way_back = saved
+            self.progress.return_to(saved, reason, now_ms)
+
     def release_snapshot(self, snapshot_id: int, pin_id: int, now_ms: int) -> None:
         """A reader is done with a snapshot; the next cut need not wait for it."""
         self.snapshots.unpin(snapshot_id, pin_id)
@@ -703,6 +714,7 @@ class CoordinatorCore:
             ErrorReason.RECOVERING,
             f"all places are taken, and away is {names}: if it does not come back, "
             f"the job returns to {self.way_back.point} and has places for new shards",
+            cure="wait, which takes a few seconds",
         )
 
     def _look_for_lost_shards(self, now_ms: int) -> None:
@@ -719,7 +731,8 @@ class CoordinatorCore:
             now_ms >= self._shards_back_ms
             and self.shards.are_replaced(now_ms, self.settings.reconnect_grace_ms)
         ):
-            self.progress.return_to(self.way_back, now_ms)
+            away = " and ".join(slot.state_text(now_ms) for slot in self.shards.missing)
+            self.progress.return_to(self.way_back, f"away is {away}", now_ms)
 
     def _look_for_cut_off(self, now_ms: int) -> None:
         """Finds workers that can't reach a shard which others reach, or can again.

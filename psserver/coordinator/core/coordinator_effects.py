@@ -165,6 +165,15 @@ class ReturnToCheckpoint:
     """End what shards and workers watch: they register again, as new starts."""
 
     start_point: StartPoint
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceStartPoint:
+    """Find another checkpoint to start from: this one can't be loaded."""
+
+    start_point: StartPoint
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +212,7 @@ CoordinatorEffect = (
     | ReleaseImage
     | EndJob
     | ReturnToCheckpoint
+    | ReplaceStartPoint
     | SchemaFixed
     | WorkerCutOff
 )

@@ -19,6 +19,7 @@ from psserver.coordinator.core.coordinator_effects import (
     Persist,
     Prepare,
     ReleaseImage,
+    ReplaceStartPoint,
     ReturnToCheckpoint,
 )
 from psserver.coordinator.core.cut import (
@@ -242,11 +243,15 @@ class JobProgress:
         """A shard can't load the checkpoint of the start, which is tried again later.
 
         What is wrong may be mended meanwhile, such as a folder that a machine has not
-        mounted.
+        mounted, or there may be an older one that all can load.
         """
+        assert self.start_point is not None
         self.load_failure = f"shard {shard_index} to load {self.start_point}: {reason}"
         self._load_due_ms = now_ms + LOAD_RETRY_MS
         self.abort(f"waiting for {self.load_failure}", now_ms)
+        self.effects.append(
+            ReplaceStartPoint(start_point=self.start_point, reason=self.load_failure)
+        )
 
     def end_overdue(self, now_ms: int) -> None:
         fence = self.fences.open
@@ -279,16 +284,17 @@ class JobProgress:
         if fence is not None and fence.brings_in(entry.worker):
             self.abort(f"{entry.worker} was lost before it was a member", now_ms)
 
-    def return_to(self, saved: SavedJob, now_ms: int) -> None:
+    def return_to(self, saved: SavedJob, reason: str, now_ms: int) -> None:
         """Ends the membership of all, and starts again from a checkpoint.
 
         For shards that have no values any more. Generations go on from here.
         """
-        assert self.record is not None
         before = self.start_point
+        newest = self.record or before
+        assert newest is not None, "what has begun nowhere returns nowhere"
         point = replace(
             saved.point,
-            generation=self.record.generation,
+            generation=newest.generation,
             incarnation_floor=before.incarnation_floor if before is not None else 0,
         )
         epochs = saved.copied_epochs()
@@ -304,13 +310,14 @@ class JobProgress:
             members = self.roster.in_state(WorkerState.MEMBER)
             self._rejoining = frozenset(e.worker.worker_id for e in members)
             self._rejoining_until_ms = now_ms + self.settings.lease_ttl_ms
+            self.load_failure, self._load_due_ms = "", 0
             self.roster.end_members(now_ms)
             self.shards.vacate()
             self.snapshots.drop_all()
             self.first = self.wanted_mode = self._mode_due_ms = None
             self._orphan_clock = 0
             self._is_cut_stuck = self.is_resumed = False
-            self.effects.append(ReturnToCheckpoint(start_point=point))
+            self.effects.append(ReturnToCheckpoint(start_point=point, reason=reason))
 
         self.keep(
             Persist(

@@ -17,10 +17,12 @@ from psserver.coordinator.core.coordinator_effects import (
     CheckpointFailed,
     CommitCheckpoint,
     NameCheckpoint,
+    ReplaceStartPoint,
 )
 from psserver.coordinator.core.data.split_book import SplitBook
 from psserver.coordinator.core.start_point import SavedJob
 from psserver.coordinator.host.job_waits import JobWaits
+from psserver.coordinator.host.restored_job import newest_saved
 from psserver.coordinator.storage.saved_job import manifest_of, saved_job_of
 from psserver.edge.changes import Changes
 from psserver.edge.lifecycle import LAST_CHECKPOINT_S
@@ -89,7 +91,11 @@ class CheckpointSaver:
                 return
 
     def carry_out(
-        self, effect: NameCheckpoint | CommitCheckpoint | CheckpointFailed
+        self,
+        effect: NameCheckpoint
+        | CommitCheckpoint
+        | CheckpointFailed
+        | ReplaceStartPoint,
     ) -> None:
         match effect:
             case NameCheckpoint():
@@ -98,6 +104,8 @@ class CheckpointSaver:
                 if failpoints.armed:
                     failpoints.hit("coordinator.checkpoint_parts")
                 self._begin(self._commit(effect.checkpoint))
+            case ReplaceStartPoint():
+                self._begin(self._replace(effect))
             case CheckpointFailed():
                 log.warning("no checkpoint was made: %s", effect.reason)
 
@@ -217,6 +225,21 @@ class CheckpointSaver:
         self._pump()
         if self._pruning is None or self._pruning.done():
             self._pruning = self._begin(self._prune())
+
+    async def _replace(self, effect: ReplaceStartPoint) -> None:
+        """Looks for another checkpoint, the newest good one."""
+        settings = self._core.checkpoints.settings
+        assert settings is not None
+        assert self._folder is not None
+        log.error("waiting for %s", effect.reason)
+        try:
+            saved = await asyncio.to_thread(newest_saved, self._folder, settings.url)
+        except CheckpointError as error:
+            log.error("no other checkpoint is found: %s", error)
+            return
+        if saved is not None:
+            self._core.replace_start_point(saved, effect.reason, now_ms())
+            self._pump()
 
     async def _prune(self) -> None:
         settings = self._core.checkpoints.settings

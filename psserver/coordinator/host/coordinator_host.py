@@ -17,6 +17,7 @@ from psserver.coordinator.core.coordinator_effects import (
     Persist,
     Prepare,
     ReleaseImage,
+    ReplaceStartPoint,
     ReturnToCheckpoint,
     SchemaFixed,
     WorkerCutOff,
@@ -416,7 +417,12 @@ class CoordinatorHost:
                 self._send(effect, workers=False)
             case ReleaseImage() | WriteCheckpoint():
                 self._send(effect, workers=False)
-            case NameCheckpoint() | CommitCheckpoint() | CheckpointFailed():
+            case (
+                NameCheckpoint()
+                | CommitCheckpoint()
+                | CheckpointFailed()
+                | ReplaceStartPoint()
+            ):
                 self.checkpoints.carry_out(effect)
             case OrderSeed():
                 # Those who do not seed are to say whether they reach the shards.
@@ -447,9 +453,8 @@ class CoordinatorHost:
         Those of members end by themselves.
         """
         log.warning(
-            "the job returns to %s: its shards are lost, and what was trained since is "
-            "trained again",
-            effect.start_point,
+            "the job returns to %s, and what was trained since is trained again: %s",
+            *(effect.start_point, effect.reason),
         )
         self._send(effect, workers=False)
         self._queues = {

@@ -12,6 +12,7 @@ from psserver.coordinator.core.coordinator_effects import (
     OrderSeed,
     Persist,
     Prepare,
+    ReplaceStartPoint,
     ReturnToCheckpoint,
 )
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
@@ -332,3 +333,50 @@ def test_a_job_that_returns_still_knows_which_numbers_are_taken() -> None:
     lose_shard(job, 0)
     (effect,) = job.of(ReturnToCheckpoint)
     assert effect.start_point.incarnation_floor == POINT.incarnation_floor
+
+
+# A checkpoint that shards can't load
+
+OLDER: Final = replace(
+    POINT, place=CheckpointPlace("/checkpoints", "step-000000000008"), version=8
+)
+
+
+def fail_load(job: DrivenCoordinator) -> ReplaceStartPoint:
+    job.add_worker("a")
+    job.add_shards()
+    job.send(0, replace(job.report_of(), failure="part-0 is damaged"))
+    (effect,) = job.of(ReplaceStartPoint)
+    return effect
+
+
+def test_a_checkpoint_that_a_shard_can_not_load_is_replaced_by_the_one_before() -> None:
+    job = begun(workers_min=1)
+    effect = fail_load(job)
+    assert effect.reason.startswith("shard 0 to load checkpoint step-000000000024")
+    assert effect.reason.endswith("part-0 is damaged")
+    job.core.replace_start_point(saved(OLDER), effect.reason, job.now_ms)
+    job.forget()
+    for index in range(2):
+        slot = job.core.register_shard(
+            process_id=f"again-{index}", address=f"host:{index}", now_ms=job.now_ms
+        )
+        assert slot.incarnation == 7002
+        job.core.shard_watching(slot, job.now_ms)
+    (prepare,) = job.of(Prepare)
+    assert prepare.start_point is not None
+    assert prepare.start_point.place == OLDER.place
+    assert prepare.start_point.incarnation_floor == POINT.incarnation_floor
+    job.report_all()
+    assert job.record.version_at(POINT.clock) == 8
+
+
+def test_without_another_one_the_same_is_tried_again() -> None:
+    """Its folder may not be mounted yet where the shard runs."""
+    job = begun(workers_min=1)
+    effect = fail_load(job)
+    job.core.replace_start_point(saved(), effect.reason, job.now_ms)
+    assert job.of(ReturnToCheckpoint) == []
+    job.pass_time(LOAD_RETRY_MS)
+    first, second = job.of(Prepare)
+    assert second.start_point == first.start_point
