@@ -51,11 +51,7 @@ class WholeJob:
             *("--checkpoint-every=4steps", *self._options),
         )
         for index in range(shard_count):
-            self._start(
-                f"shard-{index}",
-                *("-m", "psserver", "shard", f"--coordinator={self._address}"),
-                *("--listen=127.0.0.1:0", f"--state-dir={state / f'shard-{index}'}"),
-            )
+            self._start_shard(index)
         for name in WORKERS:
             self._start(
                 name,
@@ -71,6 +67,13 @@ class WholeJob:
             child.send(signal.SIGKILL)
         for child in children:
             child.wait_end()
+
+    def replace_shard(self, index: int) -> None:
+        """SIGKILL of one shard, and another process in its place."""
+        killed = self.lives[-1].pop(f"shard-{index}")
+        killed.send(signal.SIGKILL)
+        killed.wait_end()
+        self._start_shard(index, suffix="-again")
 
     def lose_state(self) -> None:
         shutil.rmtree(self._folder / "state")
@@ -136,6 +139,14 @@ class WholeJob:
     def __exit__(self, *error: object) -> None:
         for child in self.lives[-1].values() if self.lives else ():
             kill(child)
+
+    def _start_shard(self, index: int, suffix: str = "") -> None:
+        state = self._folder / "state" / f"shard-{index}"
+        self._start(
+            f"shard-{index}{suffix}",
+            *("-m", "psserver", "shard", f"--coordinator={self._address}"),
+            *("--listen=127.0.0.1:0", f"--state-dir={state}"),
+        )
 
     def _start(self, name: str, *arguments: str, **environment: str) -> None:
         folder = self._folder / f"life-{len(self.lives)}"
@@ -266,3 +277,21 @@ def test_every_sample_is_seen_once_though_fast_workers_get_more(
         logs = job.log("coordinator", 0) + job.log("coordinator", 1)
         assert [each for each in told if each not in logs] == []
         assert logs.count("is over") - logs.count("48 seen once") == 0
+
+
+@pytest.mark.timeout(300)
+def test_a_job_whose_shard_is_killed_goes_on_in_the_same_processes(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Another shard takes the place; all others live, and give up what they have."""
+    with WholeJob(nursery, tmp_path) as job:
+        job.start()
+        job.wait_checkpoint()
+        job.wait_clock(CLOCKS_OF_EPOCH - 2)
+        job.replace_shard(1)
+        ends = job.ends()
+        assert ends[0] == ends[1]
+        log = job.log("coordinator")
+        assert log.count("the job returns to checkpoint") == 1
+        assert "generation 2 in BSP: w0/2, w1/2" in log
+        assert log.count("48 seen once") == EPOCHS

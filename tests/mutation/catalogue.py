@@ -2089,4 +2089,123 @@ BUGS = (
             "tests/unit/psserver/coordinator/core/test_checkpoints.py::test_a_checkpoint_comes_before_readers_and_keeps_them_from_nothing",
         ),
     ),
+    PlantedBug(
+        "a job goes on one clock after its checkpoint",
+        (
+            Edit(
+                f"{JOB_CORE}/fence.py",
+                "base_clock=point.clock if point else 0)",
+                "base_clock=point.clock + 1 if point else 0)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_start_point.py::test_it_starts_without_a_seeder_at_the_clock_of_the_checkpoint",
+        ),
+    ),
+    PlantedBug(
+        "steps in a checkpoint are left out of the version",
+        (
+            Edit(
+                f"{JOB_CORE}/fence.py",
+                "departed_step_count=point.version if point else 0",
+                "departed_step_count=0",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_start_point.py::test_it_starts_without_a_seeder_at_the_clock_of_the_checkpoint",
+        ),
+    ),
+    PlantedBug(
+        "what a worker held at a checkpoint is its own and dealt again",
+        (
+            Edit(
+                f"{JOB_CORE}/data/epoch_ledger.py",
+                'is the heir\'s, in the same order."""\n'
+                "        pieces = [*self.held.pop(worker, ()), ",
+                'is the heir\'s, in the same order."""\n'
+                "        pieces = [*self.held.get(worker, ()), ",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_start_point.py::test_what_a_worker_held_is_its_own_again_and_comes_first",
+        ),
+    ),
+    PlantedBug(
+        "a start is numbered as one of before whose count is lost",
+        (
+            Edit(
+                f"{JOB_CORE}/roster.py",
+                "max(self._floor, self._incarnations.get(worker_id, 0)) + 1",
+                "self._incarnations.get(worker_id, 0) + 1",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_start_point.py::test_starts_are_numbered_above_all_that_may_live",
+        ),
+    ),
+    PlantedBug(
+        "a job that returns forgets which numbers are taken",
+        (
+            Edit(
+                f"{JOB_CORE}/job_progress.py",
+                "before.incarnation_floor if before is not None else 0",
+                "0",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_start_point.py::test_a_job_that_returns_still_knows_which_numbers_are_taken",
+        ),
+    ),
+    PlantedBug(
+        "a job that returns counts generations anew",
+        (
+            Edit(
+                f"{JOB_CORE}/job_progress.py",
+                "            generation=newest.generation,\n            incarnation",
+                "            incarnation",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_start_point.py::test_with_a_checkpoint_a_lost_shard_does_not_end_the_job",
+        ),
+    ),
+    PlantedBug(
+        "the first worker of a job that goes on decides what it trains",
+        (
+            Edit(
+                f"{JOB_CORE}/coordinator.py",
+                "self.record is not None or self.progress.start_point is not None",
+                "self.record is not None",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_start_point.py::test_other_terms_are_refused_with_what_differs",
+        ),
+    ),
+    PlantedBug(
+        "the record of before outlives the return to a checkpoint",
+        (
+            Edit(
+                "psserver/coordinator/storage/job_store.py",
+                "\"DELETE FROM facts WHERE name = 'record'\"",
+                "\"DELETE FROM facts WHERE name = ''\"",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/host/test_restored_job.py::test_a_job_that_returns_to_a_checkpoint_has_no_record_after_a_restart",
+        ),
+    ),
+    PlantedBug(
+        "schedulers take the steps of epochs that are over twice",
+        (
+            Edit(
+                f"{WORKER}/optim/adjusters.py",
+                "    left = count\n",
+                "    left = count - count\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/optim/test_adjusters.py::test_a_scripts_steps_of_epochs_that_are_over_count_once",
+        ),
+    ),
 )
