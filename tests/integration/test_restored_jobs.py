@@ -1,0 +1,181 @@
+"""A job that goes on from a checkpoint has the numbers of one that never ended."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from psserver.edge.checkpoint_interval import CheckpointInterval
+from pswire.checkpoint.folder import CheckpointFolder
+from pswire.membership import Mode, StepAtomicity
+from pswire.torch_types import buffer_of
+from tests.doubles.promised_numbers import DEVIATION_MAX
+from tests.integration.job import Crew, Job, connect
+
+SAMPLE_COUNT = 48
+BATCH_SIZE = 4
+Tensors = dict[str, torch.Tensor]
+NEVER = CheckpointInterval(duration_ms=3_600_000)
+
+
+class Words(nn.Module):
+    """A table that is sent rows, buffers, and parameters of 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(500, 8, sparse=True)
+        self.norm = nn.BatchNorm1d(8)
+        self.body = nn.Linear(8, 40).bfloat16()
+        self.head = nn.Linear(40, 2)
+
+    def forward(self, indexes: torch.Tensor) -> torch.Tensor:
+        embedded = self.norm(self.table(indexes).mean(1))
+        hidden: torch.Tensor = self.body(embedded.bfloat16()).float()
+        found: torch.Tensor = self.head(hidden.tanh())
+        return found
+
+
+class Kind(NamedTuple):
+    """What a job is, and what its script gives to `prepare`."""
+
+    settings: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
+
+
+KINDS = {
+    "as it is": Kind(),
+    "two phases": Kind({"step_atomicity": StepAtomicity.CLOCK}),
+    "clipped": Kind(options={"clip_grad_norm": 0.05}),
+}
+
+OTHERS = {
+    "ssp": Kind({"mode": Mode.SSP, "staleness_bound": 1}),
+    "asp, compensated": Kind({"mode": Mode.ASP, "delay_compensation": 0.1}),
+    "compressed": Kind(options={"compression": "int8"}),
+}
+"""Whose numbers differ from run to run, or whose errors of compression are dropped."""
+
+
+def train(job: Job, worker_id: str, epoch_count: int, kind: Kind) -> int:
+    """The script: its number of epochs is all that differs. Returns its steps."""
+    with connect(job, worker_id) as ps:
+        # Its own: workers are threads, which draw from one global generator.
+        generator = torch.Generator().manual_seed(3)
+        model = Words()
+        for each in model.parameters():
+            drawn = torch.randn(each.shape, generator=generator) / 4
+            each.data.copy_(drawn)
+        dense = [p for n, p in model.named_parameters() if not n.startswith("table")]
+        adam = torch.optim.Adam(dense, lr=0.01)
+        sparse = torch.optim.SparseAdam(list(model.table.parameters()), lr=0.05)
+        indexes = torch.randint(500, (SAMPLE_COUNT, 6), generator=generator)
+        data = TensorDataset(indexes, indexes.sum(1) % 2)
+        loader: Any = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
+        model, adam, sparse, loader = ps.prepare(
+            model, adam, sparse, loader, **kind.options
+        )
+        step_count = 0
+        for _ in range(epoch_count):
+            for words, labels in loader:
+                nn.functional.cross_entropy(model(words), labels).backward()
+                for each in (adam, sparse):
+                    each.step()
+                    each.zero_grad()
+                step_count += 1
+        return step_count
+
+
+def run(
+    folder: Path, name: str, epoch_count: int, kind: Kind, *, shard_count: int = 2
+) -> tuple[Tensors, int]:
+    """Runs a job to its end; what its shards have then, and its workers' steps.
+
+    Args:
+        folder: For its checkpoints, with which it begins if there are any.
+        name: For its state, which no other run has.
+        epoch_count: Epochs of the script.
+        kind: What it is.
+        shard_count: Shards.
+    """
+    with Job(
+        folder / name,
+        shard_count=shard_count,
+        workers_min=2,
+        checkpoint_url=str(folder / "checkpoints"),
+        checkpoint_interval=NEVER,
+        **kind.settings,
+    ) as job:
+        works = dict.fromkeys(
+            "ab", lambda worker_id: train(job, worker_id, epoch_count, kind)
+        )
+        with Crew(works) as crew:
+            step_count = sum(crew.results().values())
+        job.run(job.coordinator.checkpoints.save(30))
+        return job.ask(lambda: tensors_of(job)), step_count
+
+
+def tensors_of(job: Job) -> Tensors:
+    """All numbers of all shards: values, masters and state."""
+    return {
+        name: tensor
+        for host in job.shards
+        for chunk in host.model.chunks
+        for name, tensor in host.model.engine.image_of(chunk.index).named(chunk.index)
+    }
+
+
+def digest_of(tensors: Tensors) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(buffer_of(tensor))
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_has_the_bits_of_one_that_never_ended(tmp_path: Path, kind: str) -> None:
+    undisturbed, step_count = run(tmp_path / "one", "state", 3, KINDS[kind])
+    assert step_count == 3 * SAMPLE_COUNT // BATCH_SIZE
+    assert any(name.startswith("master/") for name in undisturbed)
+    assert any("/exp_avg_sq" in name for name in undisturbed)
+
+    counts = [
+        run(tmp_path / "more", f"state-{epochs}", epochs, KINDS[kind])[1]
+        for epochs in (1, 2)
+    ]
+    resumed, count = run(tmp_path / "more", "state-3", 3, KINDS[kind])
+
+    assert [*counts, count] == [SAMPLE_COUNT // BATCH_SIZE] * 3
+    assert digest_of(resumed) == digest_of(undisturbed)
+
+
+def test_on_other_shards_it_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
+    kind = KINDS["as it is"]
+    undisturbed, _ = run(tmp_path / "one", "state", 2, kind, shard_count=1)
+    run(tmp_path / "more", "first", 1, kind, shard_count=3)
+
+    resumed, _ = run(tmp_path / "more", "second", 2, kind, shard_count=1)
+
+    assert resumed.keys() == undisturbed.keys()
+    for name, tensor in undisturbed.items():
+        found = resumed[name].double()
+        # A last bit of float32 decides how a value halfway is rounded to 16 bits.
+        allowed = DEVIATION_MAX if tensor.element_size() > 2 else 2**-8
+        largest = float(tensor.double().abs().max())
+        assert (found - tensor.double()).abs().max() <= allowed * largest, name
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_every_kind_of_job_goes_on(tmp_path: Path, kind: str) -> None:
+    _, first_count = run(tmp_path, "first", 1, OTHERS[kind])
+    _, count = run(tmp_path, "second", 2, OTHERS[kind])
+    assert first_count == count == SAMPLE_COUNT // BATCH_SIZE
+    folder = CheckpointFolder(str(tmp_path / "checkpoints"))
+    found = folder.newest_good()
+    assert found.manifest is not None
+    assert found.manifest.version == 2 * 2 * count
