@@ -4,13 +4,15 @@ from typing import Annotated, Any
 
 import typer
 
-from psctl.options import JsonOption, show
+from psctl.options import CoordinatorOption, JsonOption, show, timeout_option
 from pswire.checkpoint.manifest import CheckpointName
 from pswire.exit_codes import ExitCode
+from pswire.limits import WAIT_S_MAX
 from pswire.options import count_option
 
 app = typer.Typer(
-    no_args_is_help=True, help="Looks at checkpoints; their job need not run."
+    no_args_is_help=True,
+    help="Makes checkpoints, and looks at those of jobs that need not run.",
 )
 
 FolderOption = Annotated[
@@ -37,6 +39,25 @@ def _name_argument(help: str) -> Any:  # noqa: ANN401, as typer returns it
     return typer.Argument(
         parser=_checkpoint_name, metavar="NAME", help=help, show_default=False
     )
+
+
+@app.command()
+def save(
+    *,
+    coordinator: CoordinatorOption,
+    timeout: Annotated[float, timeout_option(WAIT_S_MAX)] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Has a job that runs make a checkpoint now.
+
+    Example: psctl checkpoint save --coordinator localhost:7070
+
+    Returns when it is complete. The job's coordinator was started with
+    --checkpoint-dir.
+    """
+    from psctl.checkpoints import save_now
+
+    show(as_json, *save_now(coordinator, timeout))
 
 
 @app.command("list")

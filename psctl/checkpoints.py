@@ -1,6 +1,7 @@
-"""`psctl checkpoint`: looks at a folder of checkpoints; its job need not run."""
+"""`psctl checkpoint`: makes one, and looks at a folder whose job need not run."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,9 @@ from psctl.failures import CommandError
 from psctl.folders import writable_file
 from psctl.options import say
 from psctl.snapshots import save_snapshot
+from psctl.status import ask
 from psctl.tables import aligned, count_text
+from pswire.addresses import Address
 from pswire.byte_text import byte_text
 from pswire.checkpoint.errors import (
     CheckpointError,
@@ -21,6 +24,7 @@ from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import CheckpointName, Manifest
 from pswire.exit_codes import ExitCode
 from pswire.names import printable
+from psworker.transport.status_client import save_checkpoint
 
 SCHEMA_VERSION: Final = 1
 
@@ -30,6 +34,21 @@ _STATES: Final[Mapping[type[CheckpointError], str]] = {
     FormatError: "newer",
 }
 """What a checkpoint is whose manifest can't be read."""
+
+
+def save_now(coordinator: Address, timeout_s: float) -> tuple[dict[str, object], str]:
+    """Has a job make a checkpoint; for programs and for people."""
+    saved = ask(
+        coordinator,
+        save_checkpoint(str(coordinator), timeout_s=timeout_s),
+        timeout_s=timeout_s,
+    )
+    figures = {"schema_version": SCHEMA_VERSION, **asdict(saved)}
+    text = (
+        f"{printable(saved.name)} (version {saved.version}, clock {saved.clock}, "
+        f"{byte_text(saved.byte_count)}) is in {printable(saved.url)}"
+    )
+    return figures, text
 
 
 def list_checkpoints(folder: CheckpointFolder) -> tuple[dict[str, object], str]:

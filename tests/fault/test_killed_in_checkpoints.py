@@ -1,4 +1,4 @@
-"""A shard is killed at each place of its work on checkpoints, and then the job."""
+"""A daemon is killed at each place of its work on checkpoints, and then the job."""
 
 import signal
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Final
 
 import pytest
 
+from pswire.checkpoint.folder import CheckpointFolder
 from tests.doubles.children import Nursery, wait_until
 from tests.fault.test_killed_whole_jobs import EPOCHS, WholeJob, undisturbed
 
@@ -16,9 +17,16 @@ FAILPOINTS: Final = (
 )
 """One in each life: the second checkpoint of a life is never made."""
 
+COORDINATORS_FAILPOINTS: Final = (
+    "coordinator.checkpoint_decided=kill@2",
+    "coordinator.checkpoint_parts=kill@2",
+    "coordinator.checkpoint_committed=kill@2",
+)
+"""Before the last of them the second checkpoint of a life is never made."""
+
 
 class FailingJob(WholeJob):
-    """Its first shard has a failpoint.
+    """One of its daemons has a failpoint.
 
     Attributes:
         failpoint: Of the next life.
@@ -26,16 +34,21 @@ class FailingJob(WholeJob):
 
     failpoint = ""
 
+    @property
+    def _failing(self) -> str:
+        is_shard = self.failpoint.startswith("shard")
+        return "shard-0" if is_shard else "coordinator"
+
     def _start(self, name: str, *arguments: str, **environment: str) -> None:
-        if name == "shard-0" and self.failpoint:
+        if name == self._failing and self.failpoint:
             environment["PS_FAILPOINT"] = self.failpoint
         super()._start(name, *arguments, **environment)
 
     def wait_killed(self) -> None:
-        """Returns once the failpoint has killed the shard."""
-        shard = self.lives[-1].pop("shard-0")
-        wait_until(lambda: shard.code is not None, self.failpoint, 90)
-        assert shard.code == -signal.SIGKILL, self.logs()
+        """Returns once the failpoint has killed the daemon."""
+        daemon = self.lives[-1].pop(self._failing)
+        wait_until(lambda: daemon.code is not None, self.failpoint, 90)
+        assert daemon.code == -signal.SIGKILL, self.logs()
 
 
 @pytest.mark.timeout(300)
@@ -55,3 +68,31 @@ def test_a_shard_may_die_wherever_it_copies_writes_or_loads(
         # Of the life that died while it loaded nobody has made a step.
         assert [bool(job.steps(life)) for life in range(4)] == [True, False, True, True]
         assert job.joined(3)["epoch"] < EPOCHS
+
+
+@pytest.mark.timeout(300)
+def test_the_coordinator_may_die_wherever_it_has_one_made(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    expected = undisturbed(nursery, tmp_path / "undisturbed", "step")
+    folder = CheckpointFolder(str(tmp_path / "killed" / "checkpoints"))
+    job = FailingJob(nursery, tmp_path / "killed")
+    with job:
+        versions = []
+        for failpoint in (*COORDINATORS_FAILPOINTS, ""):
+            job.failpoint = failpoint
+            job.start()
+            if failpoint:
+                job.wait_killed()
+                job.kill()
+                newest = folder.newest_good()
+                assert not [
+                    each
+                    for found in newest.problems.values()
+                    for each in found
+                    if "is not complete" not in each
+                ], "what is not complete is the only thing that may be wrong"
+                assert newest.manifest is not None
+                versions.append(newest.manifest.version)
+        assert job.ends() == expected
+        assert versions == sorted(set(versions)), "each life has made one"

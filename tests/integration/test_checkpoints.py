@@ -1,5 +1,8 @@
 """Checkpoints of a running job: whole, of one cut, and made when they are due."""
 
+import json
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,14 @@ from pswire.checkpoint.errors import CheckpointError, StorageError
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import CheckpointName, Manifest
 from pswire.checkpoint.parts import PartKey
+from pswire.exit_codes import ExitCode
 from pswire.membership import Mode, StepAtomicity, WorkerState
 from pswire.reasons import ErrorReason, Refusal
+from tests.doubles.children import Nursery
 from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect
 from tests.integration.ones_worker import Worker
+from tests.integration.processes import Processes
+from tests.integration.test_mode_cli import psctl
 
 BATCH_SIZE = 4
 SAMPLE_COUNT = 400
@@ -274,3 +281,49 @@ def test_a_second_coordinator_of_the_job_takes_the_folder_over(tmp_path: Path) -
                 save(job)
             assert caught.value.reason is ErrorReason.CHECKPOINT_FAILED
             assert folder_in(tmp_path).names() == (), "no shard has written anything"
+
+
+def test_a_checkpoint_is_made_by_command(nursery: Nursery, tmp_path: Path) -> None:
+    with job_in(tmp_path, workers_min=1, sockets=True) as job:
+        before = psctl(nursery, job, "checkpoint", "save")
+        assert before.returncode == ExitCode.TRY_AGAIN
+        assert "there are no values yet" in before.stderr
+        worker = Worker.of(job, "a")
+        with worker.ps:
+            worker.step()
+            done = psctl(nursery, job, "checkpoint", "save", "--json")
+            assert done.returncode == 0, done.stderr
+            saved = json.loads(done.stdout)
+            assert (saved["name"], saved["version"]) == ("step-000000000001", 1)
+            assert saved["url"] == str(tmp_path / "checkpoints")
+            check_one_cut(folder_in(tmp_path), saved["name"])
+            again = psctl(nursery, job, "checkpoint", "save")
+            assert again.stdout.startswith("step-000000000001 (version 1, clock 1, ")
+            shown = psctl(nursery, job, "status")
+            assert "checkpoint  version 1, " in shown.stdout
+
+
+@pytest.mark.timeout(120)
+def test_a_local_job_that_is_ended_makes_a_last_one(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        processes.start_daemon(
+            "local",
+            "local",
+            *("--listen=127.0.0.1:0", "--shards=2"),
+            f"--checkpoint-dir={tmp_path / 'checkpoints'}",
+        )
+        address = processes.address("local")
+        with psworker.connect(address, "a") as ps:
+            model = nn.ParameterList([torch.zeros(2_000)])
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            model, optimizer = ps.prepare(model, optimizer)
+            for _ in range(3):
+                model[0].grad = torch.ones(2_000)
+                optimizer.step()
+            processes.send("local", signal.SIGTERM)
+            assert processes.code("local") == 0
+            with suppress(psworker.PsError):
+                ps.close()
+        (name,) = folder_in(tmp_path).names()
+        assert check_one_cut(folder_in(tmp_path), name).version == 3
+        assert "is complete: version 3, clock 3" in processes.log("local")
