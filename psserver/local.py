@@ -10,7 +10,7 @@ import sys
 
 from psserver.config import ConfigurationError, CoordinatorConfig, OptionError
 from psserver.edge.ending import JobFailedError
-from psserver.edge.lifecycle import DRAIN_TIMEOUT_S, LAST_CHECKPOINT_S, stay
+from psserver.edge.lifecycle import DRAIN_TIMEOUT_S, LAST_CHECKPOINT_S, print_line, stay
 from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
 from pswire.history import is_for_many
@@ -80,7 +80,7 @@ async def _supervise(
             )
         raise JobFailedError(f"the coordinator did not start (exit code {code})")
     address = line.rsplit(" ", 1)[-1]
-    print(line, flush=True)
+    print_line(line)
     for index in range(config.shard_count):
         shard = await _start(
             "shard",

@@ -22,7 +22,14 @@ from psserver.edge.descriptors import (
     watch_descriptors,
 )
 from psserver.edge.ending import JobFailedError
-from psserver.edge.lifecycle import STOPPING_LINE, announce, bind, stay, stop
+from psserver.edge.lifecycle import (
+    STOPPING_LINE,
+    announce,
+    bind,
+    print_line,
+    stay,
+    stop,
+)
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_folder
 from pswire.checkpoint.folder import CheckpointFolder
@@ -86,7 +93,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
             await stay(host.run_clock(), _fail_with(host), watch_descriptors())
             if settings.checkpoints is not None:
                 await host.save_last()
-                print(STOPPING_LINE, flush=True)
+                print_line(STOPPING_LINE)
         finally:
             await health.enter_graceful_shutdown()
             await stop(server)

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Coroutine
 
 import grpc.aio
@@ -76,8 +77,23 @@ def _check_free(address: Address) -> None:
 
 def announce(role: str, address: Address) -> None:
     """Prints the one line that says where a daemon listens, and notifies systemd."""
-    print(f"psserver {role} listening on {address}", flush=True)
+    print_line(f"psserver {role} listening on {address}")
     notify_systemd("READY=1")
+
+
+def print_line(line: str) -> None:
+    """Prints a line for whoever reads what a daemon prints, if somebody still does.
+
+    A supervisor that was killed leaves a pipe that nobody reads.
+    """
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        log.info("%r is printed for nobody: %s", line, error)
+        # The line is still in the buffer, whose flush at exit would fail again.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 def notify_systemd(state: str) -> None:
