@@ -334,6 +334,11 @@ class DataLink:
         assert self._stepper is not None, "loaders are handed out after joining"
         return self._stepper.rejoin_count
 
+    def open_before(self, loader: str, epoch: int) -> Iterable[int]:
+        """Epochs before one of which something was left when the worker last joined."""
+        assert self._stepper is not None, "loaders are handed out after joining"
+        return range(self._stepper.first_epochs.get(loader, epoch), epoch)
+
     @property
     def sharer_count(self) -> int:
         """Workers that take ranges on demand; 0 where ranges are dealt in rounds."""

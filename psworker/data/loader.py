@@ -191,7 +191,7 @@ class LeasedLoader(PreparedLoader):
             while rejoin_count != self._source.rejoin_count:
                 rejoin_count = self._source.rejoin_count
                 try:
-                    for batch in self._batches_held(epoch, draw):
+                    for batch in self._batches_due(epoch, draw, rejoin_count):
                         if isinstance(batch, _OpenEnd):
                             is_done = True
                             draw.end()
@@ -217,6 +217,23 @@ class LeasedLoader(PreparedLoader):
                 self._source.pending.skip(self._name)
             if not self._loader.persistent_workers:
                 self._fetcher = None
+
+    def _batches_due(
+        self, epoch: int, draw: EpochDraw, rejoin_count: int
+    ) -> Iterator[Any]:
+        """Batches of an epoch, for as long as this start of the worker may have any.
+
+        First what is left of those before, if the job has returned to a checkpoint that
+        lies in one of them.
+        """
+        before = self._source.open_before(self._name, epoch) if rejoin_count else ()
+        for earlier in before:
+            if rejoin_count == self._source.rejoin_count:
+                again = self._orders.begin(earlier)
+                yield from self._batches_held(earlier, again)
+                again.end()
+        if rejoin_count == self._source.rejoin_count:
+            yield from self._batches_held(epoch, draw)
 
     def _batches_held(self, epoch: int, draw: EpochDraw) -> Iterator[Any]:
         """Batches of an epoch for as long as this start of the worker may have any."""

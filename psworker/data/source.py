@@ -4,6 +4,7 @@ Every call starts work on the event loop and returns its future, so that the use
 thread can wait for several things at once. Cancelling a future cancels its call.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from psworker.data.pending import PendingData
@@ -48,6 +49,10 @@ class DataSource(SampleCount, Protocol):
     @property
     def rejoin_count(self) -> int:
         """How often the worker was evicted and has joined again."""
+        ...
+
+    def open_before(self, loader: str, epoch: int) -> Iterable[int]:
+        """Epochs before one of which something was left when the worker last joined."""
         ...
 
     @property

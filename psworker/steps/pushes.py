@@ -103,6 +103,7 @@ class MemberPushes:
         self._is_late = joined.late_joiner is not None
         self._notices = Notices()
         self.pending = pending
+        self.first_epochs = joined.epochs
         self.member = joined.member
         self._late_joiner = joined.late_joiner
         self.last_push: PushResult | None = None
@@ -572,6 +573,7 @@ class MemberPushes:
         self._buffers.note_written(self._store)
         self.member = joined.member
         self._late_joiner = joined.late_joiner
+        self.first_epochs = joined.epochs
         self.rejoin_count += 1
         if exchange is not None:
             result = exchange.end(result)

@@ -1,6 +1,7 @@
 """A worker's connection as its loaders see it, over the coordinator's real ledger."""
 
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
@@ -99,6 +100,9 @@ class LedgerSource:
         self.rejoin_count += 1
         self.key = WorkerKey(self.key.worker_id, self.key.incarnation + 1)
         self.pending.start_over()
+
+    def open_before(self, loader: str, epoch: int) -> Iterable[int]:
+        return range(self.job.ledger.first_open(loader), epoch)
 
     def dealt_count(self, batch_count: int) -> int:
         place = self.rank if self.job.in_rounds else 0

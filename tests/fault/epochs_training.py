@@ -1,8 +1,7 @@
 """A script whose every step depends on all before, with a line for each of them.
 
 Arguments: epochs, seconds that a step takes, how often it steps its scheduler (`step`
-or `epoch`), and the clock of whose multiples it stands still at each until it is told
-by SIGUSR1 to go on, 0 for none.
+or `epoch`), and the clocks at which it stands still until SIGUSR1 has it go on.
 """
 
 import hashlib
@@ -63,7 +62,7 @@ def train() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     epochs, pace_s = int(sys.argv[1]), float(sys.argv[2])
-    schedule, hold_clock = sys.argv[3], int(sys.argv[4])
+    schedule, holds = sys.argv[3], [int(clock) for clock in sys.argv[4:]]
     model: nn.Module = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 1))
     optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.98)
@@ -93,7 +92,7 @@ def train() -> None:
                     rate=optimizer.param_groups[0]["lr"],
                 )
                 time.sleep(pace_s)
-                if hold_clock and ps.clock % hold_clock == 0:
+                if ps.clock in holds:
                     say("holds", clock=ps.clock)
                     signal.sigwait({signal.SIGUSR1})
             if schedule == "epoch":

@@ -29,16 +29,22 @@ class WholeJob:
     """
 
     def __init__(
-        self, nursery: Nursery, folder: Path, *options: str, schedule: str = "step"
+        self,
+        nursery: Nursery,
+        folder: Path,
+        *options: str,
+        schedule: str = "step",
+        every_steps: int = 4,
     ) -> None:
         self._nursery = nursery
         self._folder = folder
         self._options = options
         self._schedule = schedule
+        self._every_steps = every_steps
         self._address = str(free_address())
         self.lives: list[dict[str, Child]] = []
 
-    def start(self, *, shard_count: int = 2, hold_clock: int = 0) -> None:
+    def start(self, *, shard_count: int = 2, holds: Sequence[int] = ()) -> None:
         """Starts everything, by lines that differ in nothing else."""
         self.lives.append({})
         state = self._folder / "state"
@@ -48,14 +54,15 @@ class WholeJob:
             *(f"--shards={shard_count}", f"--min-workers={len(WORKERS)}"),
             *(f"--state-dir={state / 'coordinator'}", "--lease-ttl=2"),
             *(f"--checkpoint-dir={self._folder / 'checkpoints'}", "--seed=5"),
-            *("--checkpoint-every=4steps", *self._options),
+            f"--checkpoint-every={self._every_steps}steps",
+            *self._options,
         )
         for index in range(shard_count):
             self._start_shard(index)
         for name in WORKERS:
             self._start(
                 name,
-                *(SCRIPT, str(EPOCHS), "0.1", self._schedule, str(hold_clock)),
+                *(SCRIPT, str(EPOCHS), "0.1", self._schedule, *map(str, holds)),
                 PS_COORDINATOR=self._address,
                 PS_WORKER_ID=name,
             )
@@ -208,7 +215,7 @@ def test_a_job_killed_three_times_ends_as_if_nothing_had_happened(
         job.kill()
         job.lose_state()
         end_of_epoch = 3 * CLOCKS_OF_EPOCH
-        job.start(shard_count=3, hold_clock=end_of_epoch)
+        job.start(shard_count=3, holds=[end_of_epoch])
         job.wait_held()
         job.wait_checkpoint(end_of_epoch * len(WORKERS))
         job.kill()
@@ -232,7 +239,7 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(
     nursery: Nursery, tmp_path: Path, is_state_lost: bool
 ) -> None:
     with WholeJob(nursery, tmp_path) as job:
-        job.start(hold_clock=CLOCKS_OF_EPOCH)
+        job.start(holds=[CLOCKS_OF_EPOCH, 2 * CLOCKS_OF_EPOCH])
         for count in (1, 2):
             job.wait_held(count)
             job.wait_checkpoint(count * len(WORKERS) * CLOCKS_OF_EPOCH)
@@ -246,7 +253,7 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(
         part.write_bytes(data)
         if is_state_lost:
             job.lose_state()
-        job.start(hold_clock=2 * CLOCKS_OF_EPOCH)
+        job.start(holds=[2 * CLOCKS_OF_EPOCH])
         job.wait_held()
         assert newest.name in job.log("coordinator")
         assert "SHA-256" in job.log("coordinator")
@@ -283,15 +290,27 @@ def test_every_sample_is_seen_once_though_fast_workers_get_more(
 def test_a_job_whose_shard_is_killed_goes_on_in_the_same_processes(
     nursery: Nursery, tmp_path: Path
 ) -> None:
-    """Another shard takes the place; all others live, and give up what they have."""
-    with WholeJob(nursery, tmp_path) as job:
-        job.start()
-        job.wait_checkpoint()
-        job.wait_clock(CLOCKS_OF_EPOCH - 2)
+    """Another shard takes the place; all others live, and give up what they have.
+
+    The checkpoint is of an epoch before the one that the workers are in.
+    """
+    first, later = CLOCKS_OF_EPOCH - 1, CLOCKS_OF_EPOCH + 2
+    with WholeJob(nursery, tmp_path, every_steps=2 * first) as job:
+        job.start(holds=[first, later])
+        job.wait_held()
+        job.wait_checkpoint(2 * first)
+        job.go_on()
+        job.wait_held(2)
         job.replace_shard(1)
+        job.go_on()
+        for count in (3, 4):  # at both clocks again
+            job.wait_held(count)
+            job.go_on()
         ends = job.ends()
         assert ends[0] == ends[1]
         log = job.log("coordinator")
         assert log.count("the job returns to checkpoint") == 1
         assert "generation 2 in BSP: w0/2, w1/2" in log
-        assert log.count("48 seen once") == EPOCHS
+        told = [f"epoch {n} of 'loader' is over: of 48" in log for n in range(EPOCHS)]
+        assert all(told)
+        assert log.count("is over: of 48 positions 48 seen once") == EPOCHS + 1

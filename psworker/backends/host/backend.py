@@ -1,6 +1,6 @@
 """A process that is one of several on its host, which push as one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -184,6 +184,10 @@ class HostDataLink:
     def rejoin_count(self) -> int:
         """How often this process has entered again, or its group has rejoined."""
         return self._here.rejoin_count
+
+    def open_before(self, loader: str, epoch: int) -> Iterable[int]:
+        """None: the processes of a group are told of no epoch but their own."""
+        return ()
 
     @property
     def sharer_count(self) -> int:
