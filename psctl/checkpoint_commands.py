@@ -1,6 +1,7 @@
 """The commands of `psctl checkpoint`."""
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -8,12 +9,14 @@ from psctl.options import CoordinatorOption, JsonOption, show, timeout_option
 from pswire.checkpoint.manifest import CheckpointName
 from pswire.exit_codes import ExitCode
 from pswire.limits import WAIT_S_MAX
-from pswire.options import count_option
+from pswire.options import chosen, count_option
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Makes checkpoints, and looks at those of jobs that need not run.",
+    help="Makes and checks checkpoints; only save needs the job.",
 )
+
+EXPORT_FORMS: Final = ("state_dict", "dcp")
 
 FolderOption = Annotated[
     str,
@@ -136,3 +139,37 @@ def prune(
     from psctl.checkpoints import opened, prune_checkpoints
 
     show(as_json, *prune_checkpoints(opened(checkpoint_dir), keep, job))
+
+
+@app.command()
+def export(
+    name: Annotated[
+        str | None, _name_argument("Which one, in place of the newest good one.")
+    ] = None,
+    *,
+    checkpoint_dir: FolderOption,
+    to: Annotated[
+        str,
+        typer.Option(
+            parser=lambda text: chosen(EXPORT_FORMS, text),
+            metavar="|".join(EXPORT_FORMS),
+            help="A file of torch.save(), or a folder of torch.distributed.checkpoint.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="PATH", help="Where to.", show_default=False)
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Writes models and optimizers for a plain script.
+
+    Example: psctl checkpoint export --to state_dict --out checkpoint.pt
+    --checkpoint-dir runs/monday
+
+    A plain optimizer of the same class takes its state by load_state_dict(); see
+    docs/checkpoints.md.
+    """
+    from psctl.checkpoints import export_checkpoint, opened
+
+    show(as_json, *export_checkpoint(opened(checkpoint_dir), name, to, out))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from psctl.failures import CommandError
-from psctl.folders import writable_file
+from psctl.folders import placed, writable_file
 from psctl.options import say
 from psctl.snapshots import save_snapshot
 from psctl.status import ask
@@ -24,9 +24,11 @@ from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import CheckpointName, Manifest
 from pswire.exit_codes import ExitCode
 from pswire.names import printable
+from psworker.snapshots.snapshot_path import ENDING as SAFETENSORS_ENDING
 from psworker.transport.status_client import save_checkpoint
 
 SCHEMA_VERSION: Final = 1
+
 
 _STATES: Final[Mapping[type[CheckpointError], str]] = {
     MissingError: "incomplete",
@@ -130,7 +132,7 @@ def show_checkpoint(
         ],
         "parts": [
             {"name": part.name, "byte_count": part.byte_count, "sha256": part.sha256}
-            for part in manifest.parts
+            for part in manifest.files
         ],
     }
     return figures, _shown(manifest)
@@ -166,17 +168,7 @@ def get_saved(
     """
     writable_file(out)
     folder, name = folder_and_name(url)
-    if name is None:
-        say(f"looking for the newest good checkpoint in {printable(folder.url)}")
-        manifest, problems = folder.newest_good()
-        for problem in (text for found in problems.values() for text in found):
-            say(f"not used: {problem}")
-        if manifest is None:
-            raise CommandError(
-                f"there is no good checkpoint in {printable(folder.url)}"
-            )
-    else:
-        manifest = folder.manifest(name)
+    manifest = _chosen(folder, name)
     from psworker.snapshots.saved_snapshot import read_saved
 
     saved = save_snapshot(read_saved(folder, manifest), out, model)
@@ -185,6 +177,62 @@ def get_saved(
         f"version {manifest.version} (clock {manifest.clock}) of checkpoint "
         f"{manifest.name} is in {printable(str(out))}"
     )
+
+
+def export_checkpoint(
+    folder: CheckpointFolder, name: str | None, to: str, out: Path
+) -> tuple[dict[str, object], str]:
+    """Writes models and optimizers as plain torch reads them.
+
+    Args:
+        folder: The folder.
+        name: Which checkpoint; None for the newest good one.
+        to: `state_dict`, a file of torch.save(), or `dcp`.
+        out: The file, or the folder.
+    """
+    path = placed(out)
+    if to == "dcp" and path.exists():
+        raise CommandError(
+            f"{printable(str(out))} is there already: name a new folder", ExitCode.USAGE
+        )
+    if to != "dcp" and (path.is_dir() or path.suffix == SAFETENSORS_ENDING):
+        raise CommandError(
+            f"{printable(str(out))} is no name for a file of torch.save(): name one as "
+            "checkpoint.pt; safetensors are written by `psctl snapshot get`",
+            ExitCode.USAGE,
+        )
+    manifest = _chosen(folder, name)
+    from psworker.snapshots.exported import exported_state, write_dcp, write_state_dict
+
+    state = exported_state(folder, manifest)
+    (write_dcp if to == "dcp" else write_state_dict)(state, path)
+    figures = {
+        **_head(folder),
+        "checkpoint": manifest.name,
+        "path": str(out),
+        "to": to,
+        "models": list(state["models"]),
+        "optimizers": list(state["optimizers"]),
+    }
+    return figures, (
+        f"version {manifest.version} (clock {manifest.clock}) of checkpoint "
+        f"{manifest.name} is in {printable(str(out))}: models "
+        f"{', '.join(map(printable, state['models']))}; optimizers "
+        f"{', '.join(map(printable, state['optimizers'])) or 'none'}"
+    )
+
+
+def _chosen(folder: CheckpointFolder, name: str | None) -> Manifest:
+    """The checkpoint of a name, or the newest good one; what is damaged is said."""
+    if name is not None:
+        return folder.manifest(name)
+    say(f"looking for the newest good checkpoint in {printable(folder.url)}")
+    manifest, problems = folder.newest_good()
+    for problem in (text for found in problems.values() for text in found):
+        say(f"not used: {problem}")
+    if manifest is None:
+        raise CommandError(f"there is no good checkpoint in {printable(folder.url)}")
+    return manifest
 
 
 def folder_and_name(url: str) -> tuple[CheckpointFolder, str | None]:

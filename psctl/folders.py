@@ -13,7 +13,7 @@ from psworker.snapshots.snapshot_path import refusal_text
 
 def made_folder(out: Path) -> Path:
     """A folder that the user has named, made if it is not there; absolute."""
-    folder = _placed(out)
+    folder = placed(out)
     try:
         folder.mkdir(exist_ok=True)
     except FileExistsError:
@@ -27,10 +27,10 @@ def writable_file(out: Path) -> Path:
     """Where a snapshot can be written, as the user has named it; absolute."""
     if text := refusal_text(out):
         raise CommandError(text, ExitCode.USAGE)
-    return _placed(out)
+    return placed(out)
 
 
-def _placed(out: Path) -> Path:
+def placed(out: Path) -> Path:
     path = out.absolute()
     if not path.parent.is_dir():
         raise CommandError(

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from pswire.limits import GRADIENT_NORM_MAX
 from pswire.optimizer_states import (
     SCALARS,
+    ChunkState,
     StateKey,
     as_count,
     decode_state,
@@ -120,11 +121,20 @@ def gather(parts: Iterable[tuple[int, bytes]], placement: Placement) -> States:
     Raises:
         Refusal: A part can't be read.
     """
+    return put_together(
+        ((index, decode_state(data)) for index, data in parts), placement
+    )
+
+
+def put_together(
+    parts: Iterable[tuple[int, ChunkState]], placement: Placement
+) -> States:
+    """State of tensors, from that of the chunks they are in."""
     found: States = {}
     sizes = _sizes_of(placement)
-    for chunk_index, data in parts:
+    for chunk_index, chunk_state in parts:
         slices = placement.chunks[chunk_index].slices
-        for key, value in decode_state(data).items():
+        for key, value in chunk_state.items():
             pieces = slices[key.first : key.stop]
             if key.name in SCALARS:
                 for piece in pieces:

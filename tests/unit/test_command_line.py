@@ -106,6 +106,12 @@ def test_no_text_of_a_help_is_cut_or_broken_within_a_word(app: typer.Typer) -> N
         (psctl_app, "checkpoint list --checkpoint-dir=no/such"),
         (psctl_app, "checkpoint show ../x --checkpoint-dir=."),
         (psctl_app, "checkpoint prune --keep=0 --checkpoint-dir=."),
+        (psctl_app, "checkpoint export --to=dcp --out=. --checkpoint-dir=."),
+        (psctl_app, "checkpoint export --to=pt --out=x --checkpoint-dir=."),
+        (
+            psctl_app,
+            "checkpoint export --to=state_dict --out=m.safetensors --checkpoint-dir=.",
+        ),
         (psctl_app, "demo --kill=nobody@3"),
         (psctl_app, "demo --out=model.pt"),
         (psctl_app, "compare --modes=sometimes"),
