@@ -71,6 +71,8 @@ class Membership:
     @property
     def eviction_cause(self) -> str:
         """Why this worker is evicted, if it is, as far as is known here."""
+        if self.failure is not None and self.failure.facts.get("cause"):
+            return self.failure.facts["cause"]
         if self.unreached:
             return f"it gets no answer from {self.unreached}, and others do"
         return "the coordinator had no sign of life from it for a lease"

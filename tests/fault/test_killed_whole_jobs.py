@@ -311,6 +311,7 @@ def test_a_job_whose_shard_is_killed_goes_on_in_the_same_processes(
         log = job.log("coordinator")
         assert log.count("the job returns to checkpoint") == 1
         assert "generation 2 in BSP: w0/2, w1/2" in log
+        assert "the job has returned to checkpoint" in job.log("w0")
         told = [f"epoch {n} of 'loader' is over: of 48" in log for n in range(EPOCHS)]
         assert all(told)
         assert log.count("is over: of 48 positions 48 seen once") == EPOCHS + 1

@@ -311,7 +311,7 @@ class JobProgress:
             self._rejoining = frozenset(e.worker.worker_id for e in members)
             self._rejoining_until_ms = now_ms + self.settings.lease_ttl_ms
             self.load_failure, self._load_due_ms = "", 0
-            self.roster.end_members(now_ms)
+            self.roster.end_members(f"the job has returned to {point}", now_ms)
             self.shards.vacate()
             self.snapshots.drop_all()
             self.first = self.wanted_mode = self._mode_due_ms = None

@@ -72,6 +72,7 @@ class WorkerEntry:
         cut_off: Why it is to be evicted, in words, while it can't reach a shard that
             others reach; empty while it can.
         ended_ms: When it left or was evicted.
+        end_cause: Why it was evicted, in words, where it is not that it was silent.
         brought: What it has joined with.
         clock: Clocks it has completed as a member, `NOT_KNOWN` before shards report.
         stepped_ms: When that became so.
@@ -89,6 +90,7 @@ class WorkerEntry:
     is_condemned: bool = False
     cut_off: str = ""
     ended_ms: int = 0
+    end_cause: str = ""
     brought: Brought = NOTHING_BROUGHT
     clock: int = NOT_KNOWN
     stepped_ms: int = 0
@@ -196,6 +198,7 @@ class Roster:
                 ErrorReason.WORKER_INCARNATION_STALE,
                 f"{worker} is closed",
                 worker_id=worker.worker_id,
+                **({"cause": found.end_cause} if found and found.end_cause else {}),
             )
         raise Refusal(ErrorReason.WORKER_UNKNOWN, f"no worker {worker} in this job")
 
@@ -345,12 +348,13 @@ class Roster:
             ended_ms=now_ms,
         )
 
-    def end_members(self, now_ms: int) -> None:
+    def end_members(self, cause: str, now_ms: int) -> None:
         """Ends all members: the job goes on from values of before they pushed.
 
         They may join again, as new starts, but for those that were about to leave.
         """
         for entry in self.in_state(*PRESENT):
+            entry.end_cause = cause
             entry.end(WorkerState.EVICTED, now_ms)
         for entry in self.in_state(WorkerState.LEAVING):
             entry.end(WorkerState.LEFT, now_ms)

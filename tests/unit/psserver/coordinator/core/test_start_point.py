@@ -380,3 +380,11 @@ def test_without_another_one_the_same_is_tried_again() -> None:
     job.pass_time(LOAD_RETRY_MS)
     first, second = job.of(Prepare)
     assert second.start_point == first.start_point
+
+
+def test_a_worker_is_told_that_the_job_has_returned() -> None:
+    job = running()
+    lose_shard(job, 0)
+    with pytest.raises(Refusal) as caught:
+        job.core.roster.entry(key("a"))
+    assert caught.value.facts["cause"].startswith("the job has returned to checkpoint")
