@@ -273,6 +273,7 @@ class CoordinatorConfig:
         if keep_count is not None:
             _check("--checkpoint-keep", CHECKPOINT_KEEP_COUNT, keep_count)
         if self.checkpoint_url is not None:
+            self._validate_checkpoint_url(self.checkpoint_url)
             return
         for option, value in (
             ("--checkpoint-every", self.checkpoint_interval),
@@ -283,6 +284,21 @@ class CoordinatorConfig:
                     f"{option} {value} has no meaning without --checkpoint-dir: say "
                     "where checkpoints shall go, or leave it out"
                 )
+
+    def _validate_checkpoint_url(self, url: str) -> None:
+        """Refuses what names no place, or one that no two processes share."""
+        protocol, _, path = url.rpartition("://")
+        if not path.strip():
+            raise OptionError(
+                f"--checkpoint-dir {url!r} names no folder: give a path or a URL, or "
+                "leave it out"
+            )
+        if protocol == "memory":
+            raise OptionError(
+                f"--checkpoint-dir {url} is the memory of one process, and the "
+                "coordinator and all shards write there: give a folder, or a URL of "
+                "a store that they share"
+            )
 
     def _validate_two_phases(self) -> None:
         count = self.backup_worker_count

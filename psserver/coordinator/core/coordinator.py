@@ -659,8 +659,13 @@ class CoordinatorCore:
             parts += self._unreached_shards()
         else:
             if parts:
-                fails_s = self.settings.lease_ttl_ms // 2 / 1000
-                parts[-1] += f", without which the job fails after {fails_s:g} s"
+                ends = (
+                    "fails"
+                    if self.way_back is None
+                    else f"returns to {self.way_back.point}"
+                )
+                after_s = self.settings.lease_ttl_ms // 2 / 1000
+                parts[-1] += f", without which the job {ends} after {after_s:g} s"
             parts += waiting_text(
                 self.roster,
                 self.record,

@@ -78,6 +78,12 @@ def notes_of(**changes: Any) -> str:  # noqa: ANN401, fields of a config
         ),
         ({"chunk_kib": CHUNK_KIB_MAX + 1}, ["from 64 to", "at the same time"]),
         ({"chunk_kib": 0}, ["--chunk-kib 0 is not a whole number from 64 to"]),
+        ({"checkpoint_url": ""}, ["--checkpoint-dir '' names no folder", "leave it"]),
+        ({"checkpoint_url": "file:// "}, ["--checkpoint-dir 'file:// ' names no"]),
+        (
+            {"checkpoint_url": "memory://run"},
+            ["--checkpoint-dir memory://run is the memory of one process", "share"],
+        ),
         (
             {"listen": ListenConfig(address=Address("0.0.0.0", 0))},
             ["--listen 0.0.0.0:0", "neither TLS nor tokens", "--insecure"],

@@ -388,3 +388,13 @@ def test_a_worker_is_told_that_the_job_has_returned() -> None:
     with pytest.raises(Refusal) as caught:
         job.core.roster.entry(key("a"))
     assert caught.value.facts["cause"].startswith("the job has returned to checkpoint")
+
+
+def test_a_lost_shard_is_named_with_the_checkpoint_that_the_job_returns_to() -> None:
+    job = DrivenCoordinator.running("a")
+    job.core.way_back = saved()
+    job.core.shard_broken(job.core.shards.slots[1], job.now_ms)
+    job.pass_time(100)
+    assert job.core.waiting_for().endswith(
+        f", without which the job returns to {POINT} after 5 s"
+    )
