@@ -44,6 +44,7 @@ _LISTING: Final[frozenset[Descriptor]] = frozenset(
         coordinator_service_pb2.LeaseDataRequest,
         coordinator_service_pb2.LeaveRequest,
         coordinator_service_pb2.OpenEpochRequest,
+        coordinator_service_pb2.ReportCutRequest,
         coordinator_service_pb2.ReportFenceRequest,
         push_pb2.PushTrailer,
     )

@@ -1,9 +1,22 @@
 """What a shard answers to a fence. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pswire.leased_data import DataRange
 from pswire.membership import ClockChoice, MixedClock, WorkerKey
+
+RANGE_COUNT_MAX = 7_000
+"""Data ranges of all workers in one report: as many as one message takes with the
+longest names. Workers report with each lease, and lease a few batches ahead, so that
+the coordinator lacks only the newest."""
+
+
+def newest_ranges(
+    ranges: Sequence[tuple[int, DataRange]], worker_count: int
+) -> tuple[tuple[int, DataRange], ...]:
+    """Those of a worker that a report has room for, if it has those of so many."""
+    return tuple(ranges[-max(1, RANGE_COUNT_MAX // worker_count) :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +28,7 @@ class WorkerHolding:
         complete_sequence: Highest push of which everything is there, done or not.
         trailer_sequence: Highest push of which the trailer is there, done or not.
         touched_sequence: Highest push of which something was applied.
-        ranges: For one that may be evicted, data of its pushes, oldest first.
+        ranges: For one that may be evicted, data of its newest pushes, oldest first.
     """
 
     worker: WorkerKey

@@ -452,6 +452,5 @@ class SimulatedShard:
         if snapshot_id > self._unwanted_max:
             kept[snapshot_id] = Image(order.clock, copied)
         self.core.image_copied(snapshot_id)
-        holdings = tuple(window.holding for window in core.windows) if core else ()
-        report = CutReport(snapshot_id, holdings=holdings)
+        report = CutReport(snapshot_id, holdings=core.holdings if core else ())
         self.surroundings.report_image(self.index, report)

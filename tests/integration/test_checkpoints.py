@@ -84,13 +84,13 @@ def save(job: Job) -> CommittedCheckpoint:
     return job.run(job.coordinator.checkpoints.save(30))
 
 
-def wait_newest(job: Job, *, not_name: str = "") -> CommittedCheckpoint:
-    """The newest checkpoint, once there is another one than this."""
+def wait_newest(job: Job, *, above: int = 0) -> CommittedCheckpoint:
+    """The newest checkpoint, once there is one above this version."""
     checkpoints = job.coordinator.core.checkpoints
 
     def is_there() -> bool:
         newest = checkpoints.newest
-        return newest is not None and newest.name != not_name
+        return newest is not None and newest.version > above
 
     reached = job.run(job.coordinator.changes.wait_until(is_there, WAIT_TIMEOUT_S / 2))
     assert reached, f"no checkpoint: {checkpoints.failure}"
@@ -145,7 +145,7 @@ def test_checkpoints_made_while_a_job_trains_are_each_of_one_cut(
             job.wait_workers(2, WorkerState.MEMBER)
             made = [save(job) for _ in range(4)]
             crew.results()
-        last = wait_newest(job, not_name=made[-1].name)
+        last = save(job)
 
         # The oldest are deleted once newer ones were read back.
         for each in {each.name: each for each in made[-2:]}.values():
@@ -172,10 +172,9 @@ def test_one_is_made_every_so_many_steps_and_so_many_stay(tmp_path: Path) -> Non
     ) as job:
         with Crew(dict.fromkeys("ab", lambda name: train(job, name, None))) as crew:
             first = wait_newest(job)
-            wait_newest(job, not_name=first.name)
+            wait_newest(job, above=first.version)
             crew.results()
-        newest = job.coordinator.core.checkpoints.newest
-        assert newest is not None
+        newest = wait_newest(job, above=99)
         status = status_message(job.coordinator.core, job.coordinator.waits, now_ms())
         assert status.checkpoints.newest.place.name == newest.name
     folder = folder_in(tmp_path)

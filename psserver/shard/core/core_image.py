@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from psserver.edge.fence_report import WorkerHolding
+from psserver.edge.fence_report import WorkerHolding, newest_ranges
 from psserver.shard.core.clock_table import ClockTable
 from psserver.shard.core.dedupe import PushWindow
 from psserver.shard.core.member_on_shard import MembersOnShard
@@ -43,17 +43,6 @@ class WindowImage:
                 if entry.outcome is not None
             ),
             ranges=tuple(window.ranges),
-        )
-
-    @property
-    def holding(self) -> WorkerHolding:
-        """What the coordinator hears of it."""
-        return WorkerHolding(
-            worker=self.worker,
-            complete_sequence=self.done_sequence,
-            trailer_sequence=self.done_sequence,
-            touched_sequence=self.done_sequence,
-            ranges=self.ranges,
         )
 
 
@@ -99,6 +88,20 @@ class CoreImage:
                 )
                 for name, trailer in used.items()
             },
+        )
+
+    @property
+    def holdings(self) -> tuple[WorkerHolding, ...]:
+        """What the coordinator hears of the members, with their newest ranges."""
+        return tuple(
+            WorkerHolding(
+                worker=window.worker,
+                complete_sequence=window.done_sequence,
+                trailer_sequence=window.done_sequence,
+                touched_sequence=window.done_sequence,
+                ranges=newest_ranges(window.ranges, len(self.windows)),
+            )
+            for window in self.windows
         )
 
     def to_json(self) -> str:

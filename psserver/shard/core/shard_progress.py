@@ -5,7 +5,7 @@ Which one a push belongs to is said by the clock table, from records.
 
 from collections.abc import Collection
 
-from psserver.edge.fence_report import FenceReport, WorkerHolding
+from psserver.edge.fence_report import FenceReport, WorkerHolding, newest_ranges
 from psserver.shard.core.clock_commits import check_repeated
 from psserver.shard.core.clock_progress import ClockProgress
 from psserver.shard.core.clock_table import closed_refusal
@@ -318,5 +318,9 @@ def _holding(state: ShardState, member: Member, fence: OpenFence) -> WorkerHoldi
         complete_sequence=window.complete_sequence,
         trailer_sequence=window.trailer_sequence,
         touched_sequence=window.touched_sequence,
-        ranges=window.ranges_known() if is_evicting else (),
+        ranges=(
+            newest_ranges(window.ranges_known(), len(fence.evicting))
+            if is_evicting
+            else ()
+        ),
     )

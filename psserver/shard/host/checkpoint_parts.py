@@ -95,8 +95,7 @@ class CheckpointParts:
         def end() -> None:
             if failpoints.armed:
                 failpoints.hit("shard.checkpoint_copied")
-            holdings = tuple(window.holding for window in core.windows)
-            done(CutReport(snapshot_id, copy.failure, holdings))
+            done(CutReport(snapshot_id, copy.failure, core.holdings))
 
         def end_chunk() -> None:
             copy.awaited_count -= 1

@@ -1,5 +1,7 @@
 """What the control plane writes is read as what it was."""
 
+from dataclasses import replace
+
 import pytest
 
 from psserver.coordinator.core.coordinator_effects import (
@@ -16,12 +18,14 @@ from psserver.edge.cut_codec import (
     read_place,
 )
 from psserver.edge.cut_report import CutReport, PartReport
+from psserver.edge.decoding import decode
 from psserver.edge.fence_codec import fence_request, read_fence_report
-from psserver.edge.fence_report import FenceReport, WorkerHolding
+from psserver.edge.fence_report import RANGE_COUNT_MAX, FenceReport, WorkerHolding
 from pswire.checkpoint.manifest import FilePart
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_settings import JobSettings
 from pswire.leased_data import DataRange
+from pswire.limits import MESSAGE_BYTES_MAX, NAME_BYTES_MAX
 from pswire.membership import (
     ClockChoice,
     CutPurpose,
@@ -250,3 +254,23 @@ def test_a_part_that_is_neither_written_nor_failed_is_refused() -> None:
         read_part_report(messages.ReportCheckpointRequest(snapshot_id=7))
 
     assert refused.value.reason is ErrorReason.MALFORMED_MESSAGE
+
+
+def test_the_longest_report_of_data_is_one_message_that_is_taken() -> None:
+    name = "x" * NAME_BYTES_MAX
+    pieces = [DataRange(name, 1 << 40, i << 20, (i + 1) << 20) for i in range(7_000)]
+    holding = WorkerHolding(
+        worker=A, complete_sequence=1, ranges=tuple(enumerate(pieces, start=1 << 40))
+    )
+    assert len(pieces) == RANGE_COUNT_MAX
+    cut = CutReport(7, holdings=(holding,))
+    fence = replace(REPORT, holdings=(holding,))
+
+    data = cut_request(cut, job_id="job", shard_index=1, incarnation=2)
+    assert data.ByteSize() <= MESSAGE_BYTES_MAX
+    taken = decode(messages.ReportCutRequest, data.SerializeToString())
+    assert read_cut_report(taken) == cut
+    request = sent(fence)
+    assert request.ByteSize() <= MESSAGE_BYTES_MAX
+    taken_fence = decode(messages.ReportFenceRequest, request.SerializeToString())
+    assert read_fence_report(taken_fence) == fence

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.edge.fence_report import WorkerHolding
+from psserver.edge.fence_report import RANGE_COUNT_MAX, WorkerHolding
 from psserver.shard.core.core_image import CoreImage, WindowImage
 from psserver.shard.core.shard_fence import Cut
 from pswire.leased_data import DataRange
@@ -45,7 +45,7 @@ def test_it_has_of_each_member_what_is_done_and_no_more() -> None:
         WindowImage(worker=key("b"), done_sequence=0),
     )
     assert (image.version, image.frontier) == (2, 0)
-    assert image.windows[0].holding == WorkerHolding(
+    assert image.holdings[0] == WorkerHolding(
         worker=key("a"),
         complete_sequence=2,
         trailer_sequence=2,
@@ -157,3 +157,18 @@ def test_other_json_is_refused(damage: dict[str, object]) -> None:
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no state of a shard's protocol"):
         CoreImage.from_json(text)
+
+
+def test_of_many_ranges_the_coordinator_hears_the_newest() -> None:
+    ranges = tuple((number, ranged(8 * number)[0]) for number in range(1, 9_001))
+    windows = tuple(
+        WindowImage(worker=key(name), done_sequence=9_000, ranges=ranges)
+        for name in "abc"
+    )
+    image = CoreImage(
+        version=27_000, applied_clock=9_000, frontier=9_000, windows=windows, used={}
+    )
+
+    for holding in image.holdings:
+        assert holding.ranges == ranges[-len(holding.ranges) :]
+        assert len(holding.ranges) == RANGE_COUNT_MAX // 3
