@@ -40,6 +40,7 @@ _NAME: Final = re.compile(
     r"step-(?P<version>[0-9]{12,19})(-(?P<attempt>[1-9][0-9]{0,5}))?"
 )
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_YEAR_10000_UNIX_S: Final = 253_402_300_800
 
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "name": str,
@@ -244,6 +245,8 @@ class Manifest:
             return f"its job {problem}"
         if not (0 <= self.version <= NUMBER_MAX and 0 <= self.clock <= NUMBER_MAX):
             return f"its version {self.version} or clock {self.clock} is out of range"
+        if not 0 <= self.created_unix_s < _YEAR_10000_UNIX_S:
+            return "it does not say when it was written"
         if not 1 <= self.shard_count <= SHARD_COUNT_MAX:
             return f"it is of {self.shard_count} shards, of 1 to {SHARD_COUNT_MAX}"
         if self.chunk_bytes and not (

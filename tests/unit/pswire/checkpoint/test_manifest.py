@@ -107,6 +107,8 @@ WRONG = {
     "version_bool": lambda body: body.update(version=True),
     "version_huge": lambda body: body.update(version=2**70),
     "clock": lambda body: body.update(clock=-1),
+    "created": lambda body: body.update(created_unix_s=float("nan")),
+    "created_late": lambda body: body.update(created_unix_s=10**400),
     "mode": lambda body: body.update(mode="lockstep"),
     "job": lambda body: body.update(job_id=""),
     "no_shards": lambda body: body.update(shard_count=0, parts=[]),
