@@ -166,6 +166,10 @@ class CheckpointFolder:
                 "what there is"
             ) from None
 
+    def is_complete(self, name: str) -> bool:
+        """Whether there is a manifest, good or not."""
+        return MANIFEST in self._storage.names(name)
+
     def verify(self, name: str) -> tuple[str, ...]:
         """Reads every byte of a checkpoint; what is wrong with it, in words.
 
@@ -274,7 +278,7 @@ class CheckpointFolder:
         names = [*self._names(), *map(CheckpointName.checked, owner.begun)]
         attempts = [name.attempt for name in names if name.version == version]
         name = str(CheckpointName(version, max(attempts, default=0) + 1))
-        begun = [each for each in owner.begun if not self._is_complete(each)]
+        begun = [each for each in owner.begun if not self.is_complete(each)]
         begun = [*begun[1 - _BEGUN_COUNT_MAX :], name]
         self._write_owner(replace(owner, begun=tuple(begun)))
         failpoints.hit("checkpoint.begun")
@@ -378,9 +382,6 @@ class CheckpointFolder:
     def _names(self) -> list[CheckpointName]:
         found = map(CheckpointName.parse, self._storage.names())
         return sorted(name for name in found if name is not None)
-
-    def _is_complete(self, name: str) -> bool:
-        return MANIFEST in self._storage.names(name)
 
     def _interrupted(self, job_id: str) -> Iterator[CheckpointName]:
         """What the job has begun and not completed, and folders without any file."""

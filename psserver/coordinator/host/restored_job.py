@@ -41,13 +41,23 @@ def newest_saved(
             all its values are finite; else if its manifest is.
 
     Raises:
-        CheckpointError: The folder can't be read, or a newer release wrote it.
+        CheckpointError: The folder can't be read, a newer release wrote it, or it has
+            checkpoints none of which counts: no job begins anew beside them unasked.
     """
     if verifies:
         manifest, problems = folder.newest_good()
         for name, texts in problems.items():
             log.warning("checkpoint %s is not used: %s", name, "; ".join(texts))
-        return None if manifest is None else saved_job_of(manifest, url)
+        if manifest is not None:
+            return saved_job_of(manifest, url)
+        complete = [name for name in problems if folder.is_complete(name)]
+        if complete:
+            raise DamagedError(
+                f"of {len(complete)} in {folder.url} no checkpoint is good: put their "
+                "files back from a copy, or name another folder for a new job; "
+                "`psctl checkpoint verify` says what is wrong with each"
+            )
+        return None
     for name in reversed(folder.names()):
         with suppress(DamagedError, MissingError):
             manifest = folder.manifest(name)

@@ -11,14 +11,22 @@ from psserver.coordinator.core.coordinator_effects import Persist
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.core.start_point import SavedJob, StartPoint
-from psserver.coordinator.host.restored_job import STARTS_PER_FLOOR, restored_core
+from psserver.coordinator.host.restored_job import (
+    STARTS_PER_FLOOR,
+    newest_saved,
+    restored_core,
+)
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.state_folder import StateFolderError
+from pswire.checkpoint.errors import DamagedError
+from pswire.checkpoint.folder import CheckpointFolder
+from pswire.checkpoint.manifest import MANIFEST, part_name
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import LossPolicy, Mode, StepAtomicity
 from pswire.recorded_split import RecordedSplit
+from tests.doubles.checkpoints import save
 from tests.doubles.core_values import TERMS, key, record
 
 SETTINGS: Final = CoordinatorSettings(
@@ -183,3 +191,22 @@ def test_a_job_that_returns_to_a_checkpoint_has_no_record_after_a_restart(
     assert core.progress.start_point == POINT
     assert core.ledger.epochs() == SAVED.epochs
     assert [slot.incarnation for slot in core.shards.slots] == [3, 2]
+
+
+@pytest.mark.parametrize("damaged", [part_name(1, 2), MANIFEST])
+def test_no_job_begins_anew_beside_checkpoints_that_are_all_damaged(
+    tmp_path: Path, damaged: str
+) -> None:
+    folder = CheckpointFolder(str(tmp_path))
+    folder.claim("job", "token")
+    for version in (10, 20):
+        (tmp_path / save(folder, version) / damaged).write_bytes(b"{}")
+    with pytest.raises(DamagedError, match=r"of 2 in .* no checkpoint is good"):
+        newest_saved(folder, str(tmp_path))
+
+
+def test_one_that_was_never_complete_is_none(tmp_path: Path) -> None:
+    folder = CheckpointFolder(str(tmp_path))
+    folder.claim("job", "token")
+    (tmp_path / folder.begin(10)).mkdir()
+    assert newest_saved(folder, str(tmp_path)) is None
