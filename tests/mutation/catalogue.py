@@ -1955,7 +1955,7 @@ BUGS = (
         (
             Edit(
                 f"{SHARD_CORE}/shard.py",
-                "self.state.used.update(self._fence.open.used or {})",
+                "self.state.resume(self._fence.open.core)",
                 "pass",
             ),
         ),
@@ -2207,5 +2207,16 @@ BUGS = (
         tests=(
             f"{WORKER_TESTS}/optim/test_adjusters.py::test_a_scripts_steps_of_epochs_that_are_over_count_once",
         ),
+    ),
+    PlantedBug(
+        "the pace of schedulers left out of a checkpoint",
+        (
+            Edit(
+                f"{SHARD_CORE}/shard_state.py",
+                "        self.paces = dict(image.paces)\n",
+                "",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/core/test_scheduler_steps.py",),
     ),
 )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from psserver.edge.fence_report import WorkerHolding, newest_ranges
@@ -57,6 +57,7 @@ class CoreImage:
         windows: Pushes of each member.
         used: By optimizer the settings of its newest update: hyperparameters, steps of
             schedulers, and the declaration that these are of.
+        paces: As in `ShardState`.
     """
 
     version: int
@@ -64,10 +65,15 @@ class CoreImage:
     frontier: int
     windows: tuple[WindowImage, ...]
     used: Mapping[str, Trailer]
+    paces: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, clocks: ClockTable, on_shard: MembersOnShard, used: Mapping[str, Trailer]
+        cls,
+        clocks: ClockTable,
+        on_shard: MembersOnShard,
+        used: Mapping[str, Trailer],
+        paces: Mapping[str, tuple[int, ...]],
     ) -> Self:
         """As a shard stands now."""
         return cls(
@@ -88,6 +94,7 @@ class CoreImage:
                 )
                 for name, trailer in used.items()
             },
+            paces=dict(paces),
         )
 
     @property
@@ -127,6 +134,7 @@ class CoreImage:
                     }
                     for name, trailer in self.used.items()
                 },
+                "paces": self.paces,
             }
         )
 
@@ -145,6 +153,10 @@ class CoreImage:
                 frontier=int(data["frontier"]),
                 windows=tuple(_window(each) for each in data["windows"]),
                 used={name: _used(name, each) for name, each in data["used"].items()},
+                paces={
+                    name: tuple(int(pace) for pace in paces)
+                    for name, paces in data["paces"].items()
+                },
             )
         except (
             AttributeError,

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 
 from psserver.shard.core.apply_orders import trailers_of
 from psserver.shard.core.clock_table import admitted_member, check_clock
+from psserver.shard.core.core_image import CoreImage
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import CommitSeed, DiscardSeed, ShardEffect
 from psserver.shard.core.push import PushId, Reply, StagedChunk, Trailer
@@ -401,10 +402,10 @@ class ShardCore:
         fence = self._fence.open
         return fence is not None and fence.fence_number == fence_number
 
-    def settings_loaded(self, fence_number: int, used: Mapping[str, Trailer]) -> None:
-        """The owner has the settings that go with the values of a checkpoint."""
+    def core_loaded(self, fence_number: int, image: CoreImage) -> None:
+        """The owner has what goes with the values of a checkpoint."""
         if self._fence.open is not None and self.is_open(fence_number):
-            self._fence.open.used = used
+            self._fence.open.core = image
             self._progress.pump()
 
     def fail_load(self, fence_number: int, reason: str) -> None:
@@ -419,8 +420,8 @@ class ShardCore:
         if known is None or record.generation > known.generation:
             if known is None and record.kind is FenceKind.START:
                 self.state.effects.append(CommitSeed())
-                if self._fence.open is not None:
-                    self.state.used.update(self._fence.open.used or {})
+                if self._fence.open is not None and self._fence.open.core is not None:
+                    self.state.resume(self._fence.open.core)
             self._progress.install(record)
         self._fence.close(record.fence_number)
         self._progress.pump()

@@ -8,7 +8,7 @@ nothing is being applied any more.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from psserver.shard.core.push import Trailer
+from psserver.shard.core.core_image import CoreImage
 from pswire.membership import CutPurpose, FenceKind, WorkerKey
 
 
@@ -56,7 +56,7 @@ class OpenFence:
         evicting: Workers whose data is to be reported.
         seeded: For a start, chunks that are staged.
         loads: Whether a start has the values of a checkpoint.
-        used: For such a start, the settings that go with them, as in `ShardState`.
+        core: For such a start, the protocol of the checkpoint.
         failure: Why they can't be loaded.
         reported: Whether the report is out.
     """
@@ -67,14 +67,14 @@ class OpenFence:
     evicting: tuple[WorkerKey, ...]
     seeded: set[int]
     loads: bool = False
-    used: Mapping[str, Trailer] | None = None
+    core: CoreImage | None = None
     failure: str = ""
     reported: bool = False
 
     def is_seeded(self, chunk_indexes: Collection[int]) -> bool:
         """Whether all is staged that a start needs, or will never be."""
         is_whole = self.seeded == chunk_indexes and not (
-            self.loads and self.used is None
+            self.loads and self.core is None
         )
         return is_whole or bool(self.failure)
 

@@ -232,8 +232,9 @@ class ShardProgress:
         clock = pending.cut.clock if pending.is_streamed else self._table.applied_clock
         state, core = self._state, None
         if pending.cut.purpose is CutPurpose.CHECKPOINT:
-            used = state.settings_of_next()
-            core = CoreImage.of(state.clocks, state.on_shard, used)
+            core = CoreImage.of(
+                state.clocks, state.on_shard, state.settings_of_next(), state.paces
+            )
         state.effects.append(CopyImage(cut=pending.cut, clock=clock, core=core))
 
     def _settle(self, departure: Departure) -> None:

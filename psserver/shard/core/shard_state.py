@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from psserver.shard.core.apply_orders import HyperparameterComparison
 from psserver.shard.core.clock_table import ClockTable
+from psserver.shard.core.core_image import CoreImage
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import (
     ChunkTorn,
@@ -75,6 +76,8 @@ class ShardState:
         comparison: Workers whose hyperparameters differ.
         effects: What the owner is to do, in order.
         used: By optimizer, the trailer whose settings the newest update had.
+        paces: By optimizer, of each scheduler how many pushes in a row had one step
+            between them and the one before.
         committed: With two-phase steps, the newest clock or push that was committed.
         torn_step_count: Steps of evicted workers of which a part was applied.
         torn_chunk_count: Chunks that contradicted their worker's verdict.
@@ -89,7 +92,8 @@ class ShardState:
         self.comparison = HyperparameterComparison(self.on_shard)
         self.effects: list[ShardEffect] = []
         self.used: dict[str, Trailer] = {}
-        self._paces: dict[str, tuple[int, ...]] = {}
+        self.paces: dict[str, tuple[int, ...]] = {}
+        self._resumed: set[str] = set()
         self.committed: ClockChoice | None = None
         self.torn_step_count = 0
         self.torn_chunk_count = 0
@@ -186,9 +190,10 @@ class ShardState:
         that is stepped at the end of an epoch it is not known here whether that comes
         next.
         """
-        found = {}
-        for name, trailer in self.used.items():
-            paces = self._paces.get(name, (0,) * len(trailer.scheduler_steps))
+        found = dict(self.used)
+        for name in self.used.keys() - self._resumed:
+            trailer = self.used[name]
+            paces = self.paces.get(name, (0,) * len(trailer.scheduler_steps))
             steps = zip(trailer.scheduler_steps, paces, strict=True)
             found[name] = replace(
                 trailer,
@@ -196,21 +201,32 @@ class ShardState:
             )
         return found
 
+    def resume(self, image: CoreImage) -> None:
+        """Goes on from a checkpoint, whose settings are those of the next push."""
+        self.used = dict(image.used)
+        self.paces = dict(image.paces)
+        self._resumed = set(image.used)
+
     def _note_pace(self, before: Trailer | None, trailer: Trailer) -> None:
         """Counts for each scheduler how many pushes in a row one step lies between.
 
         Before its first push one is taken to lie: then two pushes show it.
         """
-        count = len(trailer.scheduler_steps)
+        count, name = len(trailer.scheduler_steps), trailer.optimizer
         if before is None or len(before.scheduler_steps) != count:
-            self._paces[trailer.optimizer] = (1,) * count
+            self.paces[name] = (1,) * count
             return
-        self._paces[trailer.optimizer] = tuple(
-            pace + 1 if new == old + 1 else 0
-            for new, old, pace in zip(
+        paces = self.paces.get(name, (0,) * count)
+        # What a checkpoint has is of this push, where its pace was known.
+        known = [name in self._resumed and pace >= PACE_COUNT_MIN for pace in paces]
+        self._resumed.discard(name)
+        self.paces[name] = tuple(
+            pace + 1 if new == old + (not is_known) else 0
+            for new, old, pace, is_known in zip(
                 trailer.scheduler_steps,
                 before.scheduler_steps,
-                self._paces.get(trailer.optimizer, (0,) * count),
+                paces,
+                known,
                 strict=True,
             )
         )

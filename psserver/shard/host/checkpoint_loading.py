@@ -68,17 +68,17 @@ async def _stage(model: ShardModel, fence_number: int, place: CheckpointPlace) -
     engine, core = model.engine, model.core
     schema = model.terms.schema
     with await in_thread(partial(SavedImages, place, schema, engine.declared)) as saved:
-        used = (await in_thread(saved.core)).used
-        for optimizer, trailer in used.items():
+        image = await in_thread(saved.core)
+        for optimizer, trailer in image.used.items():
             engine.declared.check_hyperparameters(
                 optimizer, trailer.hyperparameters, spec_digest=trailer.spec_digest
             )
-        core.settings_loaded(fence_number, used)
+        core.core_loaded(fence_number, image)
         for chunk in model.chunks:
-            image = await in_thread(partial(_read, saved, chunk))
+            made = await in_thread(partial(_read, saved, chunk))
             if not core.is_open(fence_number):
                 return
-            engine.write_seed_image(chunk.index, image)
+            engine.write_seed_image(chunk.index, made)
             core.seed_chunk_staged(chunk.index)
 
 

@@ -17,7 +17,7 @@ from tests.doubles.driven_shard import DrivenShard
 
 def image_of(shard: DrivenShard) -> CoreImage:
     core = shard.core
-    return CoreImage.of(core.clocks, core.on_shard, core.state.used)
+    return CoreImage.of(core.clocks, core.on_shard, core.state.used, core.state.paces)
 
 
 def ranged(start: int) -> tuple[DataRange, ...]:
@@ -130,6 +130,7 @@ def full_image() -> CoreImage:
                 spec_digest="digest",
             )
         },
+        paces={"a/b": (3, 0)},
     )
 
 
@@ -145,6 +146,7 @@ def test_json_holds_all_of_it() -> None:
         {"windows": [{"worker": ["a", 1], "done_sequence": 1, "outcomes": [[1, 99]]}]},
         {"used": {"optimizer": {"hyperparameters": 1}}},
         {"used": 3},
+        {"paces": {"optimizer": 1}},
     ],
 )
 def test_other_json_is_refused(damage: dict[str, object]) -> None:
