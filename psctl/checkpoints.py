@@ -134,6 +134,7 @@ def show_checkpoint(
             {"name": part.name, "byte_count": part.byte_count, "sha256": part.sha256}
             for part in manifest.files
         ],
+        "state_bytes": manifest.state.byte_count if manifest.state else None,
     }
     return figures, _shown(manifest)
 
@@ -296,7 +297,12 @@ def _shown(manifest: Manifest) -> str:
         "model": size + byte_text(terms.byte_count),
         "optimizers": ", ".join(optimizers) or "none",
         "files": f"{count_text(len(manifest.parts), 'part')}, "
-        f"{byte_text(manifest.byte_count)}",
+        f"{byte_text(manifest.byte_count)}"
+        + (
+            f"; registered state, {byte_text(manifest.state.byte_count)}"
+            if manifest.state
+            else ""
+        ),
     }
     return "\n".join(f"{name:<11} {printable(text)}" for name, text in lines.items())
 

@@ -9,12 +9,14 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import nn
 
+from pswire.checkpoint.registered_state import NotStorableError
 from psworker.backends.backend import Backend
 from psworker.backends.local import Local
 from psworker.data import LeasedLoader, Split
 from psworker.data.splitting import check_recorded, to_record
-from psworker.errors import ConfigurationError, refuse_closed
+from psworker.errors import ConfigurationError, refuse_closed, refuse_name
 from psworker.left_behind import reduced
+from psworker.member.script_state import HasState
 from psworker.optim.buffer_policies import BufferChoice
 from psworker.optim.checks import check_overlap
 from psworker.optim.named_objects import NamedObjects
@@ -295,6 +297,46 @@ class Connection:
         record = to_record(name, split)
         check_recorded(split, self._backend.record_split(record))
         return split
+
+    @at_entrance
+    def register_state(self, name: str, holder: HasState) -> None:
+        """Has checkpoints take the state of an object of the script.
+
+        Of schedulers that `prepare` is not given, scalers, random generators, counters:
+        whatever the script has to have again when its job goes on from a checkpoint.
+        Call it before or after `prepare`, on every worker; the state of the worker that
+        is longest in the job is stored, as it is when it has gone on from its last step
+        in the checkpoint. When the job goes on from there, every worker loads it, at
+        once or in `prepare`. See docs/checkpoints.md.
+
+        Args:
+            name: Its name in checkpoints, up to 1,024 bytes.
+            holder: An object with `state_dict()` and `load_state_dict(state)`. The
+                state has tensors, `dict`, `list`, `tuple`, `None`, `bool`, `int`,
+                `float`, `str` and `bytes`: 4 MiB of all that is registered.
+
+        Raises:
+            ConfigurationError: The state has something else, named in the text, or is
+                too large, or the name is taken.
+            UnsupportedError: This process is one of several that push as one.
+            SnapshotError: The checkpoint's state can't be read.
+        """
+        self._refuse_closed()
+        refuse_name("name of a state", name, "give it another one")
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(holder, method, None)):
+                raise ConfigurationError(
+                    f"register_state({name!r}) takes an object with state_dict() and "
+                    f"load_state_dict(), and a {type(holder).__qualname__} has no "
+                    f"{method}()"
+                )
+        try:
+            self._in_turn(
+                "ps.register_state()",
+                lambda: self._backend.register_state(name, holder),
+            )
+        except NotStorableError as error:
+            raise ConfigurationError(f"register_state({name!r}): {error}") from None
 
     @at_entrance
     def publish(self, *what: nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:

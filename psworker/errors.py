@@ -134,7 +134,7 @@ class StepTimeoutError(WaitTimeoutError):
 
 
 class SnapshotError(PsError):
-    """No snapshot could be read, or no checkpoint made."""
+    """No snapshot could be read, or no checkpoint made or read."""
 
 
 class SnapshotGoneError(SnapshotError):

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 from pswire.reasons import ErrorReason
 from pswire.recorded_split import RecordedSplit
 from psworker.errors import PsError
+from psworker.member.script_state import HasState
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.prepare import PrepareOptions
 from psworker.optim.published import Published
@@ -18,6 +19,14 @@ GROUP_PUBLISH_TEXT: Final = (
     "before prepare(), or start each process as a worker of its own"
 )
 """Each process would need the values of all others."""
+
+
+GROUP_STATE_TEXT: Final = (
+    "register_state() is not possible in a group of processes that push as one, nor "
+    "before prepare() where there is a group: store what belongs to the group in a "
+    "prepared model's buffers, or start each process as a worker of its own"
+)
+"""Which process of a group leads may change, and the others' state would be lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +168,16 @@ class Backend(Protocol):
 
         Raises:
             ConfigurationError: This process can't, or can't yet.
+        """
+        ...
+
+    def register_state(self, name: str, holder: HasState) -> None:
+        """Has checkpoints take the state of an object, and loads what they have.
+
+        Raises:
+            ConfigurationError: The name is taken.
+            NotStorableError: Its state can't be stored.
+            UnsupportedError: This backend can't.
         """
         ...
 

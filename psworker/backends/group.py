@@ -28,6 +28,7 @@ from pswire.schema import OptimizerSpec
 from pswire.torch_types import bytes_of
 from psworker.backends.backend import (
     GROUP_PUBLISH_TEXT,
+    GROUP_STATE_TEXT,
     LeaderError,
     WorkerPlace,
 )
@@ -42,6 +43,7 @@ from psworker.errors import (
     UnsupportedError,
     refuse_closed,
 )
+from psworker.member.script_state import HasState
 from psworker.optim.buffers import Buffers
 from psworker.optim.declared_tensors import DeclaredTensors
 from psworker.optim.gradients import SpentGradients
@@ -516,6 +518,13 @@ class Group:
             raise UnsupportedError(GROUP_PUBLISH_TEXT)
         assert self._job is not None, "it has joined"
         self._job.publish(what)
+
+    def register_state(self, name: str, holder: HasState) -> None:
+        """Registers state, if this process is a worker of its own."""
+        if self._steps is not None or self.place.rank is None:
+            raise UnsupportedError(GROUP_STATE_TEXT)
+        assert self._job is not None, "it has joined"
+        self._job.register_state(name, holder)
 
     def record_split(self, record: RecordedSplit) -> RecordedSplit:
         """Records a split with the job, once for the group."""

@@ -30,6 +30,7 @@ from psworker.launch.reachability import (
     wait_reachable,
 )
 from psworker.member.joining import Joining, OtherOrderError
+from psworker.member.script_state import HasState
 from psworker.member.session import CALL_TIMEOUT_S, Session
 from psworker.optim.buffer_policies import warn_of_defaults
 from psworker.optim.buffers import Buffers
@@ -163,6 +164,7 @@ class Job:
         self._stepper = stepper
         self._prepared = prepared = PreparedObjects(given, loaders, make)
         link.start(stepper, prepared.optimizers)
+        self._loop.run(self._session.announce_state)
         return prepared.follow_schedulers(is_late=stepper.member.base_clock > 0)
 
     def exchange(
@@ -201,6 +203,11 @@ class Job:
         """Records a split with the coordinator."""
         return self._loop.run(lambda: self._session.record_split(record))
 
+    def register_state(self, name: str, holder: HasState) -> None:
+        """Has checkpoints take the state of an object, and loads what they have."""
+        self._session.script_state.register(name, holder)
+        self._loop.run(self._session.announce_state)
+
     def close(self, *, leaves: bool) -> None:
         """Leaves the job if it is in it, and ends all calls."""
         if self._is_closed:
@@ -232,12 +239,14 @@ class Job:
         if self._is_closed or self.is_out:
             return
         sequence = self._stepper.sequence_acknowledged if self._stepper else 0
-        self._loop.run(
-            lambda: self._session.leave(
-                sequence, DataReport(), signal_name=signal_name
-            ),
-            AT_ONCE_TIMEOUT_S,
-        )
+        state = self._session.script_state.copies.newest
+
+        async def leave() -> None:
+            if state:
+                await self._session.save_state(0, state)
+            await self._session.leave(sequence, DataReport(), signal_name=signal_name)
+
+        self._loop.run(leave, AT_ONCE_TIMEOUT_S)
         worker_id = self._session.worker.worker_id
         logger.warning("%s: worker %s has left the job", signal_name, worker_id)
 
@@ -245,6 +254,8 @@ class Job:
         report = self._pending.take_last_report()
         try:
             sequence = self._stepper.settled_sequence() if self._stepper else 0
+            state = self._session.script_state.end()
+            self._loop.run(lambda: self._session.end_state(state))
             self._loop.run(lambda: self._session.leave(sequence, report))
         except PsError as error:
             # The script is done, and an error now would hide that.
@@ -267,10 +278,16 @@ class Job:
         )
         deadline = time.monotonic() + self._config.start_timeout_s
         joined = Joining(self._loop, self._session, store, given).join_first(deadline)
+        first_loader = ""
         for name, loader in given.loaders.items():
             made = loaders[id(loader)]
             if isinstance(made, LeasedLoader):
+                first_loader = first_loader or name
                 made.note_first_epoch(joined.epochs[name])
+        state = self._session.script_state
+        state.joined(first_loader)
+        if joined.checkpoint:
+            state.load(joined.checkpoint, joined.state)
         if failpoints.armed:
             failpoints.hit("worker.joined")
         tensors = JobTensors.of(given, store, buffers)
@@ -372,6 +389,10 @@ class DataLink:
         """Whether a gradient was begun that no step has taken yet."""
         return self._stepper is not None and self._stepper.has_gradient
 
+    def note_draw(self, loader: str, epoch: int) -> None:
+        """The script asks for a batch: it is done with its last step."""
+        self._session.script_state.draw(loader, epoch)
+
     def settle(self) -> None:
         """Completes a step that is under way."""
         self._member().settle()
@@ -380,6 +401,7 @@ class DataLink:
         """Joins again after an eviction."""
         assert self._stepper is not None, "loaders are handed out after joining"
         self._stepper.rejoin()
+        self._session.script_state.end_rewind()
 
     def open_epoch(self, request: EpochRequest) -> LoopFuture[Origin]:
         """Opens an epoch; what its order is drawn from."""

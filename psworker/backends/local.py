@@ -15,11 +15,13 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from pswire.checkpoint.registered_state import encode_states
 from psworker.backends.backend import WorkerPlace
 from psworker.data.batch_tensors import watch_calls
 from psworker.data.local_loader import LocalDraws, LocalLoader, local_loader
 from psworker.errors import refuse_closed
 from psworker.launch.torchrun import TorchrunProcess
+from psworker.member.script_state import HasState
 from psworker.optim.buffer_policies import read_choice
 from psworker.optim.checks import (
     check_clip_norm,
@@ -117,6 +119,10 @@ class Local:
 
     def publish(self, what: Sequence[Published]) -> None:
         """Does nothing: what the script has set is what it trains with."""
+
+    def register_state(self, name: str, holder: HasState) -> None:
+        """Checks that its state could be stored; nothing is, without a job."""
+        encode_states({name: holder.state_dict()})
 
     def record_split(self, record: "RecordedSplit") -> "RecordedSplit":
         """Keeps the first one of a name."""

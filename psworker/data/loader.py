@@ -140,7 +140,7 @@ class LeasedLoader(PreparedLoader):
         epoch = self._present_epoch = self._epoch
         self._epoch += 1
         self._seed_processes()
-        made = _EpochIterator(self._name, epoch, self._batches(epoch))
+        made = _EpochIterator(self._name, epoch, self._batches(epoch), self._source)
         self._newest = weakref.ref(made)
         return made
 
@@ -340,8 +340,13 @@ class _EpochIterator:
     """One iteration over an epoch; only the newest one of a loader goes on."""
 
     def __init__(
-        self, loader: str, epoch: int, batches: Generator[Any, None, None]
+        self,
+        loader: str,
+        epoch: int,
+        batches: Generator[Any, None, None],
+        source: DataSource,
     ) -> None:
+        self._source = source
         self._loader = loader
         self._epoch = epoch
         self._batches = batches
@@ -358,6 +363,7 @@ class _EpochIterator:
                 f"this iteration of epoch {self._epoch} of {self._loader!r} is over: "
                 f"{self._end}"
             )
+        self._source.note_draw(self._loader, self._epoch)
         try:
             return next(self._batches)
         except StopIteration:

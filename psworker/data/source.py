@@ -68,6 +68,10 @@ class DataSource(SampleCount, Protocol):
         """
         ...
 
+    def note_draw(self, loader: str, epoch: int) -> None:
+        """The script asks for a batch: it is done with its last step."""
+        ...
+
     def settle(self) -> None:
         """Completes a step that is under way, so that reports have its data."""
         ...

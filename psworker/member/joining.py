@@ -89,6 +89,8 @@ class Joined:
         late_joiner: Takes part until the first step of a worker that has joined others
             who train already.
         epochs: By loader, the first epoch that was not over.
+        checkpoint: The newest one, if it has registered state to be loaded.
+        state: What it has.
     """
 
     member: Member
@@ -96,6 +98,8 @@ class Joined:
     replies: Sequence[PushReply] = ()
     late_joiner: LateJoiner | None = None
     epochs: Mapping[str, int] = field(default_factory=dict)
+    checkpoint: str = ""
+    state: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ class Joining:
         self._given = given
         self._eviction_cause = ""
         self._epochs: dict[str, int] = {}
+        self._checkpoint = ""
 
     def join_first(self, deadline: float) -> Joined:
         """Joins; a worker that is evicted before that tries again as a new start.
@@ -151,7 +156,7 @@ class Joining:
         """
         while True:
             try:
-                return self._join(deadline)
+                return self._with_state(self._join(deadline))
             except EvictedError as error:
                 if time.monotonic() >= deadline:
                     raise
@@ -208,6 +213,9 @@ class Joining:
 
     def _rejoin(self, lost: LostStart, deadline: float) -> tuple[Joined, PushResult]:
         joined = self._join(deadline)
+        record = self._session.membership.record
+        if record is not None and record.is_start:
+            joined = self._with_state(joined)  # the job has returned to a checkpoint
         try:
             outcome = self._loop.run(lambda: self._outcome_of_push(lost))
         except BaseException:
@@ -227,6 +235,13 @@ class Joining:
             f"; its push under way was {outcome}" if lost.pushes else "",
         )
         return joined, push
+
+    def _with_state(self, joined: Joined) -> Joined:
+        """A place, with what the checkpoint has that the job goes on from."""
+        if not self._checkpoint:
+            return joined
+        state = self._loop.run(lambda: self._session.load_state(self._checkpoint))
+        return replace(joined, checkpoint=self._checkpoint, state=state)
 
     async def _outcome_of_push(self, lost: LostStart) -> str:
         """What became of the push under way, as the record of the eviction says."""
@@ -395,6 +410,7 @@ class Joining:
             entries = given.bound.schema.entries
             raise OtherOrderError(answer.order, [entry.name for entry in entries])
         self._epochs = dict(zip(given.loaders, answer.epochs, strict=True))
+        self._checkpoint = answer.checkpoint
         return answer
 
     def _seed(self, order: SeedOrder, deadline: float, log: WaitingLog) -> None:

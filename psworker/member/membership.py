@@ -33,16 +33,18 @@ class Membership:
     """The job as this worker sees it.
 
     Attributes:
+        worker: Which start of which worker.
         core: What this worker decides in the protocol.
         shards: The shard map; some may have no address yet.
         waiting: Whom the start, or a member without data, waits for, as last heard.
         first_values: What the job has started with, if that is known.
         failure: Why this worker can't go on, `None` while it can.
+        makes_checkpoints: Whether the job makes any.
         unreached: Shards that have not answered this worker for a lease, in words.
     """
 
     def __init__(self, worker: WorkerKey) -> None:
-        self._worker = worker
+        self.worker = worker
         self.core = MemberCore(worker)
         self._changed = asyncio.Event()
         self._waits: set[Interruption] = set()
@@ -51,6 +53,7 @@ class Membership:
         self.waiting: Waiting | None = None
         self.first_values: FirstValues | None = None
         self.failure: PsError | None = None
+        self.makes_checkpoints = False
         self.unreached = ""
 
     @property
@@ -81,6 +84,7 @@ class Membership:
         """Takes an event of the watch."""
         match event:
             case WorkerView(record=record, shards=shards, first_values=first):
+                self.makes_checkpoints = event.makes_checkpoints
                 self.core.view_count += 1
                 self.shards = shards
                 self.first_values = first or self.first_values
@@ -159,7 +163,7 @@ class Membership:
             clock = f" after clock {last}" if last is not None else ""
             self.fail(
                 EvictedError(
-                    f"worker {self._worker.worker_id} is no member of the job any more"
+                    f"worker {self.worker.worker_id} is no member of the job any more"
                     f"{clock}: {self.eviction_cause}; connect again to take part"
                 )
             )
@@ -169,7 +173,7 @@ class Membership:
         lost = [
             end
             for end in record.departures
-            if end.evicted and end.member.worker not in self._logged | {self._worker}
+            if end.evicted and end.member.worker not in self._logged | {self.worker}
         ]
         self._logged.update(end.member.worker for end in lost)
         if not was_member or self.member is None:

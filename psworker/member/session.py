@@ -27,12 +27,13 @@ from psworker.member.core import Begin, Join, Seed
 from psworker.member.membership import Membership
 from psworker.member.push_history import PushHistory
 from psworker.member.registration import register, taken_by
+from psworker.member.script_state import ScriptState
 from psworker.member.shard_calls import ShardCalls
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.ports import CoordinatorPort
 from psworker.transport.retries import left_s, now, pause, told_to_users, until_decided
-from psworker.transport.values import JoinAnswer, SeedOrder
+from psworker.transport.values import JoinAnswer, SeedOrder, StateWanted
 from psworker.transport.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
@@ -54,6 +55,9 @@ SHARING_TIMEOUT_S: Final = 5.0
 _SHARD_ATTEMPT: Final = 5
 """The pause between two questions whether shards are there: a second."""
 
+STATE_TIMEOUT_S: Final = 5.0
+"""Longest time to send registered state: a checkpoint without it is good, too."""
+
 CALL_TIMEOUT_S: Final = 30.0
 """Deadline of a control call that waits for nobody but the coordinator."""
 
@@ -68,6 +72,7 @@ class Session:
         membership: What the coordinator has sent.
         core: What this start of the worker decides in the protocol.
         shards: Calls to the shards.
+        script_state: What the script has registered.
     """
 
     def __init__(
@@ -110,6 +115,9 @@ class Session:
         self._is_leaving = False
         self._has_left = False
         self._silent_since: float | None = None
+        self.script_state = ScriptState(self.membership)
+        self._answering: asyncio.Task[None] | None = None
+        self._announcing: asyncio.Task[None] | None = None
         self._watching = asyncio.ensure_future(self._watch())
 
     @classmethod
@@ -183,6 +191,7 @@ class Session:
         self._history = self._opened_history()
         self.membership = Membership(worker)
         self.core = self.membership.core
+        self.script_state.begin(self.membership)
         self.shards = ShardCalls(
             settings.job_id,
             worker,
@@ -224,6 +233,57 @@ class Session:
             return await self.membership.unless_failed(
                 until_decided(attempt, now() + CALL_TIMEOUT_S)
             )
+
+    async def save_state(self, snapshot_id: int, state: bytes) -> None:
+        """Sends what the script has registered; what goes wrong is only logged.
+
+        Args:
+            snapshot_id: The cut that it is as of; 0 for no cut, where it only says
+                that there is something, or that this worker leaves after its last push.
+            state: What it has registered; empty for none.
+        """
+        try:
+            await until_decided(
+                lambda timeout_s: self.control.save_state(
+                    self.worker, snapshot_id, state, timeout_s=timeout_s
+                ),
+                now() + STATE_TIMEOUT_S,
+            )
+        except CallError as error:
+            logger.warning(
+                "what was registered with ps.register_state may be missing in "
+                "checkpoints: %s",
+                error,
+            )
+
+    async def announce_state(self) -> None:
+        """Says that there is registered state, if checkpoints take any."""
+        if self.script_state.is_sent:
+            await self.save_state(0, b"")
+
+    async def load_state(self, checkpoint: str) -> bytes:
+        """What scripts have registered, as a checkpoint has it.
+
+        Raises:
+            SnapshotError: It can't be read.
+        """
+
+        async def attempt(timeout_s: float) -> bytes:
+            return await self.control.load_state(
+                self.worker, checkpoint, timeout_s=timeout_s
+            )
+
+        with told_to_users():
+            return await self.membership.unless_failed(
+                until_decided(attempt, now() + CALL_TIMEOUT_S)
+            )
+
+    async def end_state(self, state: bytes) -> None:
+        """Sends what checkpoints still want of a script that is done, and its end."""
+        if self._answering is not None:
+            await self._answering
+        if state:
+            await self.save_state(0, state)
 
     async def record_split(self, split: RecordedSplit) -> RecordedSplit:
         """Records a split; the one that then has its name."""
@@ -433,10 +493,29 @@ class Session:
         What gRPC awaits of a stream when it is cancelled is never freed, on either side
         (grpc/grpc#43360).
         """
+        await self._end_state_calls()
         if is_out and self._silent_since is None:
             await asyncio.wait({self._watching}, timeout=WATCH_END_TIMEOUT_S)
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
+
+    def _answer(self, wanted: StateWanted) -> None:
+        """Sends registered state for a checkpoint, once the script has come so far."""
+        if self._answering is not None:
+            self._answering.cancel()
+
+        async def answer() -> None:
+            state = await self.script_state.wanted(wanted)
+            await self.save_state(wanted.snapshot_id, state)
+
+        self._answering = asyncio.ensure_future(answer())
+
+    async def _end_state_calls(self) -> None:
+        for task in (self._answering, self._announcing):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._answering = self._announcing = None
 
     @property
     def missing(self) -> str:
@@ -456,11 +535,18 @@ class Session:
         attempt = 0
         while not self._is_leaving:
             try:
+                is_first = True
                 async for event in self.control.watch_worker(self.worker):
                     attempt = 0
                     self._silent_since = None
                     if not self._is_leaving:
                         self.membership.take(event)
+                    if is_first and self.script_state.is_sent:
+                        # A coordinator that was started again does not know.
+                        self._announcing = asyncio.ensure_future(self.announce_state())
+                    is_first = False
+                    if isinstance(event, StateWanted):
+                        self._answer(event)
             except CallError as error:
                 if error.is_decided and not error.is_retryable:
                     self.membership.fail(error.to_ps_error())

@@ -574,6 +574,8 @@ class MemberPushes:
         self.member = joined.member
         self._late_joiner = joined.late_joiner
         self.first_epochs = joined.epochs
+        if joined.checkpoint:
+            self._session.script_state.rewind(joined.checkpoint, joined.state)
         self.rejoin_count += 1
         if exchange is not None:
             result = exchange.end(result)

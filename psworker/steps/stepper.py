@@ -87,6 +87,7 @@ class Stepper(Publisher):
         """As `step`, which sees to errors that are none of psworker's."""
         if (result := self._open(wanted, takes_data=True)) is not None:
             return result
+        self._session.script_state.step(self.sequence_acknowledged + 1)
         # Whoever loads state keeps it until it knows that it has counted.
         is_awaited = wanted.is_awaited or wanted.load is not None
         contents = self._with_gradient(wanted)

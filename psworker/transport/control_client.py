@@ -123,7 +123,10 @@ class ControlClient(CoordinatorPort):
             parts = list(cut_model(request))  # here: what it refuses ends no call
             response = await self._stub.Join(iter(parts), timeout=timeout_s)
         return values.JoinAnswer(
-            tuple(response.order), tuple(response.notes), tuple(response.epochs)
+            tuple(response.order),
+            tuple(response.notes),
+            tuple(response.epochs),
+            response.checkpoint,
         )
 
     @override
@@ -228,6 +231,37 @@ class ControlClient(CoordinatorPort):
             response.closed,
             read_epoch(response.account) if response.closed else None,
         )
+
+    @override
+    async def save_state(
+        self, worker: WorkerKey, snapshot_id: int, state: bytes, *, timeout_s: float
+    ) -> None:
+        await self._call(
+            self._stub.SaveState,
+            pb.SaveStateRequest(
+                job_id=self._job_id,
+                worker=identity_message(worker),
+                process_id=self._process_id,
+                snapshot_id=snapshot_id,
+                state=state,
+            ),
+            timeout_s,
+        )
+
+    @override
+    async def load_state(
+        self, worker: WorkerKey, checkpoint: str, *, timeout_s: float
+    ) -> bytes:
+        response = await self._call(
+            self._stub.LoadState,
+            pb.LoadStateRequest(
+                job_id=self._job_id,
+                worker=identity_message(worker),
+                checkpoint=checkpoint,
+            ),
+            timeout_s,
+        )
+        return response.state
 
     @override
     async def record_split(

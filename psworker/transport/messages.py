@@ -63,7 +63,9 @@ def watch_event_of(
                 view.first_values.values_digest,
                 view.first_values.state_digest,
             )
-        return values.WorkerView(record, shards_of(view.shards), first)
+        return values.WorkerView(
+            record, shards_of(view.shards), first, view.makes_checkpoints
+        )
     if kind == "seed":
         return values.SeedOrder(
             message.seed.fence_number, shards_of(message.seed.shards)
@@ -74,6 +76,10 @@ def watch_event_of(
         return read_record(message.record)
     if kind == "end":
         return values.JobEnd(message.end.failed, message.end.reason)
+    if kind == "state_wanted":
+        wanted = message.state_wanted
+        epochs = {each.loader: each.epoch for each in wanted.epochs}
+        return values.StateWanted(wanted.snapshot_id, wanted.sequence, epochs)
     if kind == "waiting":
         return waiting_of(message.waiting)
     return None

@@ -276,6 +276,16 @@ class CoordinatorPort(Protocol):
     ) -> values.Lease:
         """Leases ranges."""
 
+    async def save_state(
+        self, worker: WorkerKey, snapshot_id: int, state: bytes, *, timeout_s: float
+    ) -> None:
+        """Sends registered state as of a cut, 0 for the last push. Idempotent."""
+
+    async def load_state(
+        self, worker: WorkerKey, checkpoint: str, *, timeout_s: float
+    ) -> bytes:
+        """Registered state as a checkpoint has it."""
+
     async def record_split(
         self, worker: WorkerKey, split: RecordedSplit, *, timeout_s: float
     ) -> RecordedSplit:

@@ -1,5 +1,6 @@
 """What crosses the boundary between the transport and the rest: plain values."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pswire.awaited import Awaited
@@ -18,11 +19,13 @@ class JoinAnswer:
             job has them in the same order.
         notes: What the worker's log should say, a line each.
         epochs: Of each of the worker's loaders, the first epoch that is not over.
+        checkpoint: Name of the newest checkpoint, if it has registered state.
     """
 
     order: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     epochs: tuple[int, ...] = ()
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,22 @@ class WorkerView:
     record: Record | None
     shards: tuple[ShardAddress, ...]
     first_values: FirstValues | None = None
+    makes_checkpoints: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StateWanted:
+    """A cut's checkpoint takes registered state, as of the worker's push in it.
+
+    Attributes:
+        snapshot_id: Name of the cut.
+        sequence: The push.
+        epochs: By loader, the first epoch that was not over as of the cut.
+    """
+
+    snapshot_id: int
+    sequence: int
+    epochs: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +110,7 @@ class Waiting:
         return ": ".join(part for part in (self.reason, names) if part) or "the server"
 
 
-WatchEvent = WorkerView | SeedOrder | ShardMap | Record | JobEnd | Waiting
+WatchEvent = WorkerView | SeedOrder | ShardMap | Record | JobEnd | Waiting | StateWanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

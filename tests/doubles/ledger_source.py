@@ -92,6 +92,9 @@ class LedgerSource:
         self.job.ledger.retire(self.key)
         self.job.retry()
 
+    def note_draw(self, loader: str, epoch: int) -> None:
+        """Nobody registers state here."""
+
     def settle(self) -> None:
         """No step is ever under way here."""
 

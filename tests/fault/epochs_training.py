@@ -1,7 +1,8 @@
 """A script whose every step depends on all before, with a line for each of them.
 
 Arguments: epochs, seconds that a step takes, how often it steps its scheduler (`step`
-or `epoch`), and the clocks at which it stands still until SIGUSR1 has it go on.
+or `epoch`; `registered` for a schedule, noise and counters of its own, which it has
+registered), and the clocks at which it stands still until SIGUSR1 has it go on.
 """
 
 import hashlib
@@ -21,6 +22,48 @@ import psworker
 
 SAMPLE_COUNT: Final = 48
 BATCH_SIZE: Final = 4
+
+
+class Own:
+    """A schedule, noise and counters that only this script knows.
+
+    Attributes:
+        rates: What the learning rate is multiplied by, from the start of each epoch on.
+        seen: Samples of the steps so far, by epoch.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.rates: tuple[float, ...] = (1.0,)
+        self.seen: dict[int, int] = {}
+        self.noise = torch.Generator().manual_seed(7)
+
+    def draw(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + 0.1 * torch.randn(inputs.shape, generator=self.noise)
+
+    def step(self, epoch: int, count: int) -> None:
+        self.seen[epoch] = self.seen.get(epoch, 0) + count
+        self.set_rate()
+
+    def end_epoch(self) -> None:
+        self.rates += (self.rates[-1] * 0.7,)
+        self.set_rate()
+
+    def set_rate(self) -> None:
+        rate = 0.01 * self.rates[-1] / (1 + sum(self.seen.values()))
+        self.optimizer.param_groups[0]["lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "rates": self.rates,
+            "seen": dict(self.seen),
+            "noise": self.noise.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rates, self.seen = state["rates"], state["seen"]
+        self.noise.set_state(state["noise"])
+        self.set_rate()
 
 
 def say(event: str, **values: object) -> None:
@@ -72,15 +115,24 @@ def train() -> None:
         model, optimizer, loader, scheduler = ps.prepare(
             model, optimizer, data(), scheduler
         )
+        own = Own(optimizer)
+        is_own = schedule == "registered"
+        if is_own:
+            ps.register_state("own", own)
         say("joined", clock=ps.clock, epoch=ps.epoch, generation=ps.generation)
-        for _ in range(epochs):
-            for inputs, numbers in loader:
+        for epoch in range(ps.epoch if is_own else 0, epochs):
+            if is_own:
+                loader.set_epoch(epoch)
+            for drawn, numbers in loader:
+                inputs = own.draw(drawn) if is_own else drawn
                 loss = (model(inputs).squeeze(1) - numbers / SAMPLE_COUNT).square()
                 optimizer.zero_grad()
                 loss.mean().backward()
                 optimizer.step()
                 if schedule == "step":
                     scheduler.step()
+                if is_own:
+                    own.step(ps.epoch, len(numbers))
                 result = ps.last_push
                 assert result is not None
                 say(
@@ -97,12 +149,15 @@ def train() -> None:
                     signal.sigwait({signal.SIGUSR1})
             if schedule == "epoch":
                 scheduler.step()
+            if is_own:
+                own.end_epoch()
         say(
             "end",
             clock=ps.clock,
             model=digest(model.state_dict()),
             state=digest(optimizer.state_dict()["state"]),
             rate=optimizer.param_groups[0]["lr"],
+            own=digest(own.state_dict()),
         )
 
 

@@ -233,6 +233,31 @@ def test_a_job_killed_three_times_ends_as_if_nothing_had_happened(
         assert ends == expected
 
 
+@pytest.mark.timeout(300)
+def test_what_a_script_has_registered_goes_on_with_it(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """A schedule, noise and counters of its own, in the middle and near an end."""
+    expected = undisturbed(nursery, tmp_path / "undisturbed", "registered")
+    with WholeJob(nursery, tmp_path / "killed", schedule="registered") as job:
+        job.start()
+        job.wait_checkpoint()
+        job.wait_clock(CLOCKS_OF_EPOCH - 1)
+        job.kill()
+        job.start()
+        job.wait_clock(1)
+        base = job.joined(1)["clock"]
+        job.wait_checkpoint((base + CLOCKS_OF_EPOCH) * len(WORKERS))
+        job.kill()
+        job.lose_state()
+        job.start(shard_count=3)
+        ends = job.ends()
+
+        assert 0 < base < job.joined(2)["clock"] < LAST_CLOCK
+        assert all((each / "state.safetensors").exists() for each in job.checkpoints())
+        assert ends == expected
+
+
 @pytest.mark.parametrize("is_state_lost", [False, True])
 @pytest.mark.timeout(300)
 def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(

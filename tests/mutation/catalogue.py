@@ -1909,6 +1909,51 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "registered state of another push than the cut's",
+        (
+            Edit(
+                "psworker/member/script_state.py",
+                "                if step.sequence <= sequence:\n",
+                "                if step.sequence <= sequence + 1:\n",
+            ),
+        ),
+        tests=("tests/unit/psworker/member/test_script_state.py",),
+    ),
+    PlantedBug(
+        "registered state of before the end of an epoch that is over",
+        (
+            Edit(
+                "psworker/member/script_state.py",
+                "[each for each in found.copies if each >= epoch]",
+                "[each for each in found.copies if each >= epoch - 1]",
+            ),
+        ),
+        tests=("tests/unit/psworker/member/test_script_state.py",),
+    ),
+    PlantedBug(
+        "registered state that is loaded in the middle of a step",
+        (
+            Edit(
+                "psworker/member/script_state.py",
+                "        self._rewound = checkpoint, state\n",
+                "        self.load(checkpoint, state)\n",
+            ),
+        ),
+        tests=("tests/unit/psworker/member/test_script_state.py",),
+    ),
+    PlantedBug(
+        "a checkpoint that is complete before its registered state is there",
+        (
+            Edit(
+                f"{JOB_CORE}/checkpoints.py",
+                "            len(pending.parts) == self._shard_count "
+                "and pending.state_of is None\n",
+                "            len(pending.parts) == self._shard_count\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/coordinator/core/test_checkpoints.py",),
+    ),
+    PlantedBug(
         "a checksum that is not compared",
         (
             Edit(
@@ -2051,9 +2096,8 @@ BUGS = (
         (
             Edit(
                 f"{JOB_CORE}/checkpoints.py",
-                "        pending.is_committing = len(pending.parts) == "
-                "self._shard_count\n",
-                "        pending.is_committing = True\n",
+                "            len(pending.parts) == self._shard_count and ",
+                "            ",
             ),
         ),
         tests=(

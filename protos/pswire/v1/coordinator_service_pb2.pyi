@@ -1167,6 +1167,7 @@ class WatchWorkerResponse(google.protobuf.message.Message):
     END_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     SHARD_MAP_FIELD_NUMBER: builtins.int
+    STATE_WANTED_FIELD_NUMBER: builtins.int
     @property
     def view(self) -> global___WorkerView:
         """Whole current state. First."""
@@ -1191,6 +1192,10 @@ class WatchWorkerResponse(google.protobuf.message.Message):
     def shard_map(self) -> global___ShardMap:
         """Another worker writes the first values: where the shards are."""
 
+    @property
+    def state_wanted(self) -> global___StateWanted:
+        """The worker's registered state goes into a checkpoint."""
+
     def __init__(
         self,
         *,
@@ -1200,12 +1205,165 @@ class WatchWorkerResponse(google.protobuf.message.Message):
         end: global___JobEnd | None = ...,
         waiting: pswire.v1.push_pb2.Waiting | None = ...,
         shard_map: global___ShardMap | None = ...,
+        state_wanted: global___StateWanted | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["end", b"end", "event", b"event", "record", b"record", "seed", b"seed", "shard_map", b"shard_map", "view", b"view", "waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["end", b"end", "event", b"event", "record", b"record", "seed", b"seed", "shard_map", b"shard_map", "view", b"view", "waiting", b"waiting"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["view", "seed", "record", "end", "waiting", "shard_map"] | None: ...
+    def HasField(self, field_name: typing.Literal["end", b"end", "event", b"event", "record", b"record", "seed", b"seed", "shard_map", b"shard_map", "state_wanted", b"state_wanted", "view", b"view", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["end", b"end", "event", b"event", "record", b"record", "seed", b"seed", "shard_map", b"shard_map", "state_wanted", b"state_wanted", "view", b"view", "waiting", b"waiting"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["view", "seed", "record", "end", "waiting", "shard_map", "state_wanted"] | None: ...
 
 global___WatchWorkerResponse = WatchWorkerResponse
+
+@typing.final
+class StateWanted(google.protobuf.message.Message):
+    """Asks a worker for what its script has registered, as of a push. It calls
+    `SaveState` as soon as its script has come so far.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    EPOCHS_FIELD_NUMBER: builtins.int
+    snapshot_id: builtins.int
+    """Name of the cut."""
+    sequence: builtins.int
+    """The worker's last push that is in the cut."""
+    @property
+    def epochs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LoaderEpoch]:
+        """Where each loader stands as of the cut."""
+
+    def __init__(
+        self,
+        *,
+        snapshot_id: builtins.int = ...,
+        sequence: builtins.int = ...,
+        epochs: collections.abc.Iterable[global___LoaderEpoch] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epochs", b"epochs", "sequence", b"sequence", "snapshot_id", b"snapshot_id"]) -> None: ...
+
+global___StateWanted = StateWanted
+
+@typing.final
+class LoaderEpoch(google.protobuf.message.Message):
+    """An epoch of a loader."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LOADER_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    loader: builtins.str
+    """Name of the loader."""
+    epoch: builtins.int
+    """The first epoch that is not over."""
+    def __init__(
+        self,
+        *,
+        loader: builtins.str = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "loader", b"loader"]) -> None: ...
+
+global___LoaderEpoch = LoaderEpoch
+
+@typing.final
+class SaveStateRequest(google.protobuf.message.Message):
+    """What the script of a worker has registered."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    PROCESS_ID_FIELD_NUMBER: builtins.int
+    SNAPSHOT_ID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
+    process_id: builtins.str
+    """Process of the caller, as it has registered: only it knows."""
+    snapshot_id: builtins.int
+    """Name of the cut that asks for it. 0 for none: the worker has something
+    registered, and with `state` it leaves after its last push.
+    """
+    state: builtins.bytes
+    """At most 4 MiB, as pswire.checkpoint.registered_state encodes it; never
+    read by a server. Empty for none as of this push.
+    """
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """The worker."""
+
+    def __init__(
+        self,
+        *,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        job_id: builtins.str = ...,
+        process_id: builtins.str = ...,
+        snapshot_id: builtins.int = ...,
+        state: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "process_id", b"process_id", "snapshot_id", b"snapshot_id", "state", b"state", "worker", b"worker"]) -> None: ...
+
+global___SaveStateRequest = SaveStateRequest
+
+@typing.final
+class SaveStateResponse(google.protobuf.message.Message):
+    """The state is there."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___SaveStateResponse = SaveStateResponse
+
+@typing.final
+class LoadStateRequest(google.protobuf.message.Message):
+    """Asks for registered state."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    CHECKPOINT_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
+    checkpoint: builtins.str
+    """Name of the checkpoint, as in `JoinResponse`."""
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """The worker."""
+
+    def __init__(
+        self,
+        *,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        job_id: builtins.str = ...,
+        checkpoint: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "job_id", b"job_id", "worker", b"worker"]) -> None: ...
+
+global___LoadStateRequest = LoadStateRequest
+
+@typing.final
+class LoadStateResponse(google.protobuf.message.Message):
+    """What the script of the worker that led has registered."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: builtins.int
+    state: builtins.bytes
+    """As in `SaveStateRequest`."""
+    def __init__(
+        self,
+        *,
+        state: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["state", b"state"]) -> None: ...
+
+global___LoadStateResponse = LoadStateResponse
 
 @typing.final
 class ShardMap(google.protobuf.message.Message):
@@ -1236,6 +1394,9 @@ class WorkerView(google.protobuf.message.Message):
     RECORD_FIELD_NUMBER: builtins.int
     SHARDS_FIELD_NUMBER: builtins.int
     FIRST_VALUES_FIELD_NUMBER: builtins.int
+    MAKES_CHECKPOINTS_FIELD_NUMBER: builtins.int
+    makes_checkpoints: builtins.bool
+    """Whether the job makes checkpoints."""
     @property
     def record(self) -> pswire.v1.membership_pb2.Record:
         """Newest record. Unset before the start."""
@@ -1254,9 +1415,10 @@ class WorkerView(google.protobuf.message.Message):
         record: pswire.v1.membership_pb2.Record | None = ...,
         shards: collections.abc.Iterable[pswire.v1.membership_pb2.ShardAddress] | None = ...,
         first_values: global___FirstValues | None = ...,
+        makes_checkpoints: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["first_values", b"first_values", "record", b"record"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["first_values", b"first_values", "record", b"record", "shards", b"shards"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_values", b"first_values", "makes_checkpoints", b"makes_checkpoints", "record", b"record", "shards", b"shards"]) -> None: ...
 
 global___WorkerView = WorkerView
 
@@ -1386,6 +1548,11 @@ class JoinResponse(google.protobuf.message.Message):
     ORDER_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
     EPOCHS_FIELD_NUMBER: builtins.int
+    CHECKPOINT_FIELD_NUMBER: builtins.int
+    checkpoint: builtins.str
+    """Name of the newest checkpoint, where it has registered state; see
+    `LoadState`.
+    """
     @property
     def order(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Position in the job of each of the worker's tensors, where the job has the
@@ -1408,8 +1575,9 @@ class JoinResponse(google.protobuf.message.Message):
         order: collections.abc.Iterable[builtins.int] | None = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
         epochs: collections.abc.Iterable[builtins.int] | None = ...,
+        checkpoint: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epochs", b"epochs", "notes", b"notes", "order", b"order"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "epochs", b"epochs", "notes", b"notes", "order", b"order"]) -> None: ...
 
 global___JoinResponse = JoinResponse
 

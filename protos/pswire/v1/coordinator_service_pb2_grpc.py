@@ -115,6 +115,16 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsResponse.FromString,
                 _registered_method=True)
+        self.SaveState = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/SaveState',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.SaveStateRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.SaveStateResponse.FromString,
+                _registered_method=True)
+        self.LoadState = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/LoadState',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.LoadStateRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.LoadStateResponse.FromString,
+                _registered_method=True)
         self.RequestSnapshot = channel.unary_stream(
                 '/pswire.v1.CoordinatorService/RequestSnapshot',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.RequestSnapshotRequest.SerializeToString,
@@ -263,6 +273,20 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SaveState(self, request, context):
+        """Sends what a worker's script has registered, as of a push. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadState(self, request, context):
+        """Asks for what was registered, as of the checkpoint that the job goes on from.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RequestSnapshot(self, request, context):
         """Finds or makes a snapshot newer than a version. One message, or several that
         are merged as those of `Join` where the model is too large for one. Idempotent.
@@ -383,6 +407,16 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ListSplits,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsResponse.SerializeToString,
+            ),
+            'SaveState': grpc.unary_unary_rpc_method_handler(
+                    servicer.SaveState,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.SaveStateRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.SaveStateResponse.SerializeToString,
+            ),
+            'LoadState': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadState,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.LoadStateRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.LoadStateResponse.SerializeToString,
             ),
             'RequestSnapshot': grpc.unary_stream_rpc_method_handler(
                     servicer.RequestSnapshot,
@@ -843,6 +877,60 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/ListSplits',
             pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/SaveState',
+            pswire_dot_v1_dot_coordinator__service__pb2.SaveStateRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.SaveStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/LoadState',
+            pswire_dot_v1_dot_coordinator__service__pb2.LoadStateRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.LoadStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -126,6 +126,18 @@ class CoordinatorServiceStub:
     ]
     """Tells splits that were recorded. Idempotent."""
 
+    SaveState: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.SaveStateRequest,
+        pswire.v1.coordinator_service_pb2.SaveStateResponse,
+    ]
+    """Sends what a worker's script has registered, as of a push. Idempotent."""
+
+    LoadState: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.LoadStateRequest,
+        pswire.v1.coordinator_service_pb2.LoadStateResponse,
+    ]
+    """Asks for what was registered, as of the checkpoint that the job goes on from."""
+
     RequestSnapshot: grpc.UnaryStreamMultiCallable[
         pswire.v1.coordinator_service_pb2.RequestSnapshotRequest,
         pswire.v1.coordinator_service_pb2.RequestSnapshotResponse,
@@ -269,6 +281,18 @@ class CoordinatorServiceAsyncStub:
         pswire.v1.coordinator_service_pb2.ListSplitsResponse,
     ]
     """Tells splits that were recorded. Idempotent."""
+
+    SaveState: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.SaveStateRequest,
+        pswire.v1.coordinator_service_pb2.SaveStateResponse,
+    ]
+    """Sends what a worker's script has registered, as of a push. Idempotent."""
+
+    LoadState: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.LoadStateRequest,
+        pswire.v1.coordinator_service_pb2.LoadStateResponse,
+    ]
+    """Asks for what was registered, as of the checkpoint that the job goes on from."""
 
     RequestSnapshot: grpc.aio.UnaryStreamMultiCallable[
         pswire.v1.coordinator_service_pb2.RequestSnapshotRequest,
@@ -445,6 +469,22 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.ListSplitsResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.ListSplitsResponse]]:
         """Tells splits that were recorded. Idempotent."""
+
+    @abc.abstractmethod
+    def SaveState(
+        self,
+        request: pswire.v1.coordinator_service_pb2.SaveStateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.SaveStateResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.SaveStateResponse]]:
+        """Sends what a worker's script has registered, as of a push. Idempotent."""
+
+    @abc.abstractmethod
+    def LoadState(
+        self,
+        request: pswire.v1.coordinator_service_pb2.LoadStateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.LoadStateResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.LoadStateResponse]]:
+        """Asks for what was registered, as of the checkpoint that the job goes on from."""
 
     @abc.abstractmethod
     def RequestSnapshot(

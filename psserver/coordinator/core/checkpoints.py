@@ -17,7 +17,7 @@ from psserver.edge.fence_report import WorkerHolding
 from pswire.checkpoint.manifest import FilePart
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
-from pswire.membership import Record
+from pswire.membership import Record, WorkerKey
 
 RETRY_MS = 30_000
 """Pause after a checkpoint that has failed: what is wrong with a disk takes longer to
@@ -26,6 +26,14 @@ mend than the writing that would fail again."""
 POSTPONED_MS = 200
 """Pause after a cut that could not be decided yet: each try stops all shards for a
 round trip."""
+
+
+STATE_WAIT_MS = 600_000
+"""Longest wait for the registered state of the worker that leads, from the decision of
+a cut: at the end of an epoch its script may evaluate before it goes on."""
+
+LAST_STATE_WAIT_MS = 20_000
+"""The same of the last checkpoint, before this process ends."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +54,9 @@ class PendingCheckpoint:
         parts: What each shard has written.
         is_finite: Whether all of their values are finite.
         is_committing: Whether the manifest is being written.
+        state_of: Worker whose registered state is waited for.
+        state: What scripts have registered, empty for nothing.
+        lacks_state_of: Worker whose registered state has not come in time.
     """
 
     snapshot_id: int
@@ -61,6 +72,9 @@ class PendingCheckpoint:
     parts: dict[int, FilePart] = field(default_factory=dict)
     is_finite: bool = True
     is_committing: bool = False
+    state_of: WorkerKey | None = None
+    state: bytes = b""
+    lacks_state_of: WorkerKey | None = None
 
     @property
     def ready(self) -> Mapping[int, object]:
@@ -104,6 +118,7 @@ class Checkpoints:
         newest: The newest one that is complete.
         failure: Why the last try has failed, empty when it has not.
         answered: Wishes that were met, or whose checkpoint has failed.
+        state_wait_ms: Longest wait for registered state.
     """
 
     def __init__(self, settings: CheckpointSettings | None, shard_count: int) -> None:
@@ -113,6 +128,7 @@ class Checkpoints:
         self.newest: CommittedCheckpoint | None = None
         self.failure = ""
         self.answered = 0
+        self.state_wait_ms = STATE_WAIT_MS
         self._shard_count = shard_count
         self._asked = 0
         self._serving = 0
@@ -234,7 +250,23 @@ class Checkpoints:
         assert pending is not None, "a part of it"
         pending.parts[shard_index] = part
         pending.is_finite &= is_finite
-        pending.is_committing = len(pending.parts) == self._shard_count
+        return self._completes(pending)
+
+    def take_state(self, pending: PendingCheckpoint, state: bytes) -> bool:
+        """The worker that leads has sent its registered state, or has none.
+
+        Returns:
+            Whether nothing else is missing, so that all can be committed.
+        """
+        if not state:
+            pending.lacks_state_of = pending.state_of
+        pending.state, pending.state_of = state, None
+        return self._completes(pending)
+
+    def _completes(self, pending: PendingCheckpoint) -> bool:
+        pending.is_committing = (
+            len(pending.parts) == self._shard_count and pending.state_of is None
+        )
         return pending.is_committing
 
     def committed(self, pending: PendingCheckpoint, now_ms: int) -> None:
@@ -260,6 +292,14 @@ class Checkpoints:
         if self.settings is None or pending is None or pending.is_committing:
             return False
         return now_ms - pending.decided_ms >= self.settings.timeout_ms
+
+    def late_state(self, now_ms: int) -> PendingCheckpoint | None:
+        """The one that has waited too long for registered state, if it is so."""
+        pending = self.pending
+        if pending is None or pending.state_of is None:
+            return None
+        is_late = now_ms - pending.decided_ms >= self.state_wait_ms
+        return pending if is_late else None
 
     def give_way(self) -> int | None:
         """The cut ends for another fence, and is made again after it.

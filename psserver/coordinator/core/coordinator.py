@@ -6,6 +6,7 @@ and workers as records.
 
 from collections.abc import Callable, Mapping
 
+from psserver.coordinator.core.checkpoints import PendingCheckpoint
 from psserver.coordinator.core.coordinator_effects import (
     CommitCheckpoint,
     NameCheckpoint,
@@ -13,6 +14,7 @@ from psserver.coordinator.core.coordinator_effects import (
     Persist,
     ReleaseImage,
     SchemaFixed,
+    WantState,
     WorkerCutOff,
     WriteCheckpoint,
 )
@@ -74,6 +76,7 @@ class CoordinatorCore:
         writes: Whether the disk takes changes, and which one it is taking.
         reach: Which shards give which workers no answer.
         way_back: The newest checkpoint, None without any.
+        last_state: Registered state of the worker that left last, as of its last push.
     """
 
     def __init__(self, settings: CoordinatorSettings, start_count: int = 0) -> None:
@@ -86,6 +89,7 @@ class CoordinatorCore:
         self.writes = self.progress.writes
         self.reach = Reach(settings.lease_ttl_ms)
         self.way_back: SavedJob | None = None
+        self.last_state = b""
         self._patient_until_ms = 0
         self._shards_back_ms = 0
         self._now_ms = 0
@@ -113,6 +117,12 @@ class CoordinatorCore:
         # The last one that leaves takes the floor with it; who is lost does not.
         is_left = self.record.members or joining or self.record.workers_floor > 0
         return JobPhase.RUNNING if is_left else JobPhase.FINISHED
+
+    @property
+    def checkpoint_with_state(self) -> str:
+        """Name of the newest checkpoint, if it has registered state; else empty."""
+        saved = self.way_back
+        return saved.point.place.name if saved is not None and saved.has_state else ""
 
     def brought_other(self, entry: WorkerEntry) -> tuple[str, ...]:
         """What a worker has brought to the start that differs from what counts."""
@@ -261,6 +271,7 @@ class CoordinatorCore:
         elif checkpoint := self.checkpoints.of(snapshot_id):
             if self.checkpoints.copied(slot.index, report.holdings):
                 self.progress.effects.append(NameCheckpoint(checkpoint=checkpoint))
+                self._ask_for_state(checkpoint)
         elif not self.snapshots.copied(snapshot_id, slot.index):
             self.progress.effects.append(ReleaseImage(snapshot_id=snapshot_id))
         self.progress.pump(now_ms)
@@ -552,6 +563,56 @@ class CoordinatorCore:
         wanted = self.checkpoints.want()
         self.progress.pump(now_ms)
         return wanted
+
+    def state_wanted(self, entry: WorkerEntry) -> WantState | None:
+        """What a worker that watches again is asked for, as it may not have heard."""
+        pending = self.checkpoints.pending
+        if pending is None or pending.state_of != entry.worker:
+            return None
+        ledger = pending.ledger
+        return WantState(
+            worker=entry.worker,
+            snapshot_id=pending.snapshot_id,
+            sequence=dict(pending.cut.sequences)[entry.worker],
+            epochs={e.loader: ledger.first_open(e.loader) for e in ledger.epochs()},
+        )
+
+    def _ask_for_state(self, checkpoint: PendingCheckpoint) -> None:
+        """Asks the worker that leads, whose hyperparameters count, too."""
+        longest = checkpoint.record.longest
+        if longest is None:
+            checkpoint.state = self.last_state
+            return
+        entry = self.roster.find(longest.worker)
+        if entry is not None and entry.has_state:
+            checkpoint.state_of = longest.worker
+            wanted = self.state_wanted(entry)
+            assert wanted is not None, "it is this one's"
+            self.progress.effects.append(wanted)
+
+    def take_state(
+        self, entry: WorkerEntry, snapshot_id: int, state: bytes, now_ms: int
+    ) -> None:
+        """A worker has registered state, and sends it as of a cut or its last push.
+
+        Args:
+            entry: The worker.
+            snapshot_id: Name of the cut; 0 for the last push of one that leaves.
+            state: What it has registered, empty for none.
+            now_ms: Monotonic time.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE`; no state changed.
+        """
+        self.check_present(entry)
+        entry.has_state = True
+        if not snapshot_id:
+            self.last_state = state or self.last_state
+            return
+        checkpoint = self.checkpoints.of(snapshot_id)
+        if checkpoint is not None and checkpoint.state_of == entry.worker:
+            self.progress.take_state(checkpoint, state)
+            self.progress.pump(now_ms)
 
     def checkpoint_named(self, snapshot_id: int, place: CheckpointPlace) -> None:
         """A checkpoint that all shards have copied has a name, and can be written."""

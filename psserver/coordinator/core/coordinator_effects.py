@@ -120,6 +120,23 @@ class NameCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WantState:
+    """Ask a worker for what its script has registered, as of a push.
+
+    Attributes:
+        worker: The worker.
+        snapshot_id: Name of the cut.
+        sequence: Its last push that is in.
+        epochs: By loader, the first epoch that is not over as of the cut.
+    """
+
+    worker: WorkerKey
+    snapshot_id: int
+    sequence: int
+    epochs: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteCheckpoint:
     """Have every shard write what it has copied at a cut.
 
@@ -206,6 +223,7 @@ CoordinatorEffect = (
     | OrderSeed
     | DecideCut
     | NameCheckpoint
+    | WantState
     | WriteCheckpoint
     | CommitCheckpoint
     | CheckpointFailed

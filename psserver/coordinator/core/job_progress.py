@@ -12,6 +12,7 @@ from psserver.coordinator.core.coordinator_effects import (
     Abort,
     Announce,
     CheckpointFailed,
+    CommitCheckpoint,
     CoordinatorEffect,
     DecideCut,
     EndJob,
@@ -272,6 +273,8 @@ class JobProgress:
         elif pending is not None and (lost := self._stuck_of(pending.open_pushes)):
             self._stuck_pushes = frozenset(lost)
             self._fail_stuck_cut(lost, now_ms)
+        if late := self.checkpoints.late_state(now_ms):
+            self.take_state(late, b"")
         if self.checkpoints.is_overdue(now_ms):
             self.fail_checkpoint("it was not written in time", now_ms)
 
@@ -352,6 +355,11 @@ class JobProgress:
         """Gives the checkpoint up that is being made."""
         self._release_copies(self.checkpoints.fail(reason, now_ms))
         self.effects.append(CheckpointFailed(reason=reason))
+
+    def take_state(self, checkpoint: PendingCheckpoint, state: bytes) -> None:
+        """A checkpoint waits no longer for what scripts have registered."""
+        if self.checkpoints.take_state(checkpoint, state):
+            self.effects.append(CommitCheckpoint(checkpoint=checkpoint))
 
     def free_images(self, now_ms: int) -> None:
         """Frees images that nobody reads any more."""

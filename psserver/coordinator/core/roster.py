@@ -76,6 +76,7 @@ class WorkerEntry:
         brought: What it has joined with.
         clock: Clocks it has completed as a member, `NOT_KNOWN` before shards report.
         stepped_ms: When that became so.
+        has_state: Whether its script has registered state.
     """
 
     worker: WorkerKey
@@ -94,6 +95,7 @@ class WorkerEntry:
     brought: Brought = NOTHING_BROUGHT
     clock: int = NOT_KNOWN
     stepped_ms: int = 0
+    has_state: bool = False
 
     def note_clock(self, clock: int, now_ms: int) -> None:
         """The shards report its clock; a new one begins its next step."""

@@ -51,6 +51,7 @@ class SavedJob:
         epochs: Its data, as of the cut.
         splits: Splits of data that were recorded.
         incarnations: Last incarnation of each worker id that was known then.
+        has_state: Whether scripts have registered state, which is with it.
     """
 
     job_id: str
@@ -60,6 +61,7 @@ class SavedJob:
     epochs: tuple[EpochLedger, ...]
     splits: tuple[RecordedSplit, ...] = ()
     incarnations: Mapping[str, int] = field(default_factory=dict)
+    has_state: bool = False
 
     def copied_epochs(self) -> tuple[EpochLedger, ...]:
         """Its data, which does not change with the job's: it may be needed again."""

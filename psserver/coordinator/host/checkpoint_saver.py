@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from psserver.coordinator.core.checkpoints import (
+    LAST_STATE_WAIT_MS,
     CommittedCheckpoint,
     PendingCheckpoint,
 )
@@ -66,6 +67,7 @@ class CheckpointSaver:
         self._pump = pump
         self._folder: CheckpointFolder | None = None
         self._pruning: asyncio.Task[None] | None = None
+        self._has_warned = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def claim(self, folder: CheckpointFolder) -> None:
@@ -89,6 +91,23 @@ class CheckpointSaver:
                     committed_ms=now_ms() - round(age_s * 1000),
                 )
                 return
+
+    async def load_state(self, name: str) -> bytes:
+        """What scripts have registered, as a checkpoint has it.
+
+        Raises:
+            Refusal: `CHECKPOINT_FAILED`: it can't be read, or is there no more.
+        """
+        folder = self._folder
+        try:
+            if folder is None:
+                raise MissingError("this job makes no checkpoints")
+            return await asyncio.to_thread(lambda: folder.state(folder.manifest(name)))
+        except CheckpointError as error:
+            raise Refusal(
+                ErrorReason.CHECKPOINT_FAILED,
+                f"the registered state can't be loaded: {error}",
+            ) from error
 
     def carry_out(
         self,
@@ -123,6 +142,7 @@ class CheckpointSaver:
         core = self._core
         if core.checkpoints.settings is None or core.record is None:
             return
+        core.checkpoints.state_wait_ms = LAST_STATE_WAIT_MS
         log.info(
             "making a last checkpoint, for at most %g s; a second signal stops at once",
             LAST_CHECKPOINT_S,
@@ -160,11 +180,13 @@ class CheckpointSaver:
             names = ", ".join(f"shard {slot.index}" for slot in away)
             raise Refusal(ErrorReason.CHECKPOINT_FAILED, f"without {names}")
         if checkpoints.answered < wanted:
-            waited_for = self._waits.text(now_ms(), at_once=True)
+            pending = checkpoints.pending
+            awaited = self._waits.text(now_ms(), at_once=True) or "the shards to write"
+            if pending is not None and pending.state_of is not None:
+                awaited = f"the registered state of {pending.state_of}"
             raise Refusal(
                 ErrorReason.WAIT_TIMEOUT,
-                f"no checkpoint within {timeout_s:.1f} s: waiting for "
-                f"{waited_for or 'the shards to write'}",
+                f"no checkpoint within {timeout_s:.1f} s: waiting for {awaited}",
             )
         if checkpoints.failure or newest is None:
             raise Refusal(
@@ -202,8 +224,15 @@ class CheckpointSaver:
         assert place is not None, "shards have written it somewhere"
 
         def write() -> SavedJob:
+            state = None
+            if checkpoint.state:
+                state = folder.write_state(place.name, checkpoint.state)
             manifest = manifest_of(
-                checkpoint, settings, splits, created_unix_s=time.time()
+                checkpoint,
+                settings,
+                splits,
+                created_unix_s=time.time(),
+                state=state,
             )
             folder.commit(manifest)
             return saved_job_of(manifest, place.url)
@@ -222,6 +251,7 @@ class CheckpointSaver:
             byte_text(checkpoint.byte_count),
             (now_ms() - checkpoint.decided_ms) / 1000,
         )
+        self._warn_of_state(checkpoint)
         self._pump()
         if self._pruning is None or self._pruning.done():
             self._pruning = self._begin(self._prune())
@@ -240,6 +270,20 @@ class CheckpointSaver:
         if saved is not None:
             self._core.replace_start_point(saved, effect.reason, now_ms())
             self._pump()
+
+    def _warn_of_state(self, checkpoint: PendingCheckpoint) -> None:
+        """Says once that a checkpoint lacks what scripts have registered."""
+        worker, place = checkpoint.lacks_state_of, checkpoint.place
+        if worker is None or place is None or self._has_warned:
+            return
+        self._has_warned = True
+        log.warning(
+            "checkpoint %s is without what %s has registered with ps.register_state: "
+            "its script has not gone on from the push of the cut in time, or is long "
+            "beyond it; a job that goes on from there has all else",
+            place.name,
+            worker,
+        )
 
     async def _prune(self) -> None:
         settings = self._core.checkpoints.settings

@@ -20,6 +20,7 @@ from psserver.coordinator.core.coordinator_effects import (
     ReplaceStartPoint,
     ReturnToCheckpoint,
     SchemaFixed,
+    WantState,
     WorkerCutOff,
     WriteCheckpoint,
 )
@@ -331,6 +332,9 @@ class CoordinatorHost:
         """Begins a worker's watch; an older one of the same worker ends silently."""
         self.core.worker_watching(entry, now_ms())
         queue = self._queues[entry.worker] = Queue()
+        wanted = self.core.state_wanted(entry)
+        if wanted is not None:
+            queue.put_nowait(wanted)
         self._tell_if_failed(queue)
         self.pump()
         return queue
@@ -424,6 +428,9 @@ class CoordinatorHost:
                 | ReplaceStartPoint()
             ):
                 self.checkpoints.carry_out(effect)
+            case WantState():
+                if effect.worker in self._queues:
+                    self._queues[effect.worker].put_nowait(effect)
             case OrderSeed():
                 # Those who do not seed are to say whether they reach the shards.
                 self._send(effect, shards=False)

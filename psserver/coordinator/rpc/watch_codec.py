@@ -12,6 +12,7 @@ from psserver.coordinator.core.coordinator_effects import (
     OrderSeed,
     Prepare,
     ReleaseImage,
+    WantState,
     WriteCheckpoint,
 )
 from psserver.coordinator.core.shard_map import ShardSlot
@@ -62,7 +63,8 @@ def view_events(core: CoordinatorCore) -> Iterator[messages.WatchShardResponse]:
 def worker_view(core: CoordinatorCore) -> messages.WorkerView:
     """The job as a worker sees it."""
     view = messages.WorkerView(
-        shards=[address_message(slot) for slot in core.shards.slots]
+        shards=[address_message(slot) for slot in core.shards.slots],
+        makes_checkpoints=core.checkpoints.settings is not None,
     )
     if core.record is not None:
         view.record.CopyFrom(record_message(core.record))
@@ -134,6 +136,16 @@ def worker_event(
                 return messages.WatchWorkerResponse(shard_map=shard_map)
             seed = messages.SeedOrder(fence_number=event.fence_number, shards=shards)
             return messages.WatchWorkerResponse(seed=seed)
+        case WantState():
+            wanted = messages.StateWanted(
+                snapshot_id=event.snapshot_id,
+                sequence=event.sequence,
+                epochs=[
+                    messages.LoaderEpoch(loader=loader, epoch=epoch)
+                    for loader, epoch in event.epochs.items()
+                ],
+            )
+            return messages.WatchWorkerResponse(state_wanted=wanted)
         case Announce():
             # A member needs the shards' addresses too: the whole view.
             return messages.WatchWorkerResponse(view=worker_view(core))

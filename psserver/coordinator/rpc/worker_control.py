@@ -23,7 +23,7 @@ from psserver.edge.monotonic import now_ms
 from psserver.edge.staging_calls import StagingCall, StagingCalls, StagingPlaces
 from psserver.logs import RefusalLog
 from pswire.data_codec import read_report
-from pswire.limits import MODEL_BYTES_MAX, WAITING_INTERVAL_MS
+from pswire.limits import MODEL_BYTES_MAX, STATE_BYTES_MAX, WAITING_INTERVAL_MS
 from pswire.membership import WorkerState
 from pswire.membership_codec import identity_message, settings_message
 from pswire.names import check_name
@@ -74,6 +74,8 @@ class WorkerControl:
             "ReportSilence": answered(
                 self.report_silence, messages.ReportSilenceRequest
             ),
+            "SaveState": answered(self.save_state, messages.SaveStateRequest),
+            "LoadState": answered(self.load_state, messages.LoadStateRequest),
             "Leave": answered(self.leave, messages.LeaveRequest),
         }
 
@@ -163,6 +165,7 @@ class WorkerControl:
             order=model.order_of(terms.schema),
             notes=[*([note] if note else ()), *model.doubts(terms.schema)],
             epochs=[ledger.first_open(loader) for loader in request.loaders],
+            checkpoint=self._host.core.checkpoint_with_state,
         )
 
     async def _read_join(
@@ -225,6 +228,27 @@ class WorkerControl:
         self._host.core.report_silence(entry, silent_ms, now_ms())
         self._host.pump()
         return messages.ReportSilenceResponse()
+
+    async def save_state(
+        self, request: messages.SaveStateRequest, context: Context
+    ) -> messages.SaveStateResponse:
+        entry = self._callers.own_entry(request)
+        if len(request.state) > STATE_BYTES_MAX:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"registered state has {len(request.state)} bytes, the limit is "
+                f"{STATE_BYTES_MAX}",
+            )
+        self._host.core.take_state(entry, request.snapshot_id, request.state, now_ms())
+        self._host.pump()
+        return messages.SaveStateResponse()
+
+    async def load_state(
+        self, request: messages.LoadStateRequest, context: Context
+    ) -> messages.LoadStateResponse:
+        self._callers.entry(request)
+        state = await self._host.checkpoints.load_state(request.checkpoint)
+        return messages.LoadStateResponse(state=state)
 
     async def leave(
         self, request: messages.LeaveRequest, context: Context

@@ -16,7 +16,7 @@ from psserver.coordinator.storage.job_codec import (
 )
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.checkpoint.errors import DamagedError
-from pswire.checkpoint.manifest import Manifest
+from pswire.checkpoint.manifest import FilePart, Manifest
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.names import printable
 from pswire.recorded_split import RecordedSplit
@@ -28,8 +28,9 @@ def manifest_of(
     splits: Iterable[RecordedSplit],
     *,
     created_unix_s: float,
+    state: FilePart | None = None,
 ) -> Manifest:
-    """The manifest of a checkpoint whose parts are all written."""
+    """The manifest of a checkpoint whose files are all written."""
     assert checkpoint.place is not None, "it was written somewhere"
     return Manifest(
         name=checkpoint.place.name,
@@ -45,6 +46,7 @@ def manifest_of(
         parts=tuple(part for _, part in sorted(checkpoint.parts.items())),
         terms=checkpoint.terms,
         job=_job_values(checkpoint, settings, splits),
+        state=state,
     )
 
 
@@ -81,6 +83,7 @@ def saved_job_of(manifest: Manifest, url: str) -> SavedJob:
             incarnations={
                 name: int(count) for name, count in data["incarnations"].items()
             },
+            has_state=manifest.state is not None,
         )
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise DamagedError(

@@ -12,7 +12,7 @@ from pswire.membership import Mode
 from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
 from psworker import event_loop, fork_guard
-from psworker.backends.backend import GROUP_PUBLISH_TEXT, WorkerPlace
+from psworker.backends.backend import GROUP_PUBLISH_TEXT, GROUP_STATE_TEXT, WorkerPlace
 from psworker.backends.host.messages import AwaitTurn
 from psworker.backends.host.steps import HostSteps
 from psworker.backends.prepared import PreparedObjects, leased
@@ -23,6 +23,7 @@ from psworker.errors import ConfigurationError, UnsupportedError
 from psworker.event_loop import LoopFuture
 from psworker.launch.launched import HostPlace
 from psworker.launch.reachability import wait_reachable
+from psworker.member.script_state import HasState
 from psworker.optim.buffer_policies import warn_of_defaults
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
@@ -134,6 +135,10 @@ class Host:
         """Refused."""
         raise UnsupportedError(GROUP_PUBLISH_TEXT)
 
+    def register_state(self, name: str, holder: HasState) -> None:
+        """Refused."""
+        raise UnsupportedError(GROUP_STATE_TEXT)
+
     def record_split(self, record: RecordedSplit) -> RecordedSplit:
         """Records a split with the job, in the leader alone."""
         leader = self._steps.leader if self._steps is not None else None
@@ -219,6 +224,9 @@ class HostDataLink:
     def has_gradient(self) -> bool:
         """Whether a gradient was begun that no step has taken yet."""
         return self._here.has_gradient
+
+    def note_draw(self, loader: str, epoch: int) -> None:
+        """Nothing hangs on it: a group registers no state."""
 
     def settle(self) -> None:
         """Checks that the group has not gone on without this process."""

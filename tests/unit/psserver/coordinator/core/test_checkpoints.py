@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.coordinator.core.checkpoints import POSTPONED_MS, RETRY_MS
+from psserver.coordinator.core.checkpoints import (
+    LAST_STATE_WAIT_MS,
+    POSTPONED_MS,
+    RETRY_MS,
+    STATE_WAIT_MS,
+)
 from psserver.coordinator.core.coordinator_effects import (
     Abort,
     CheckpointFailed,
@@ -12,6 +17,7 @@ from psserver.coordinator.core.coordinator_effects import (
     DecideCut,
     NameCheckpoint,
     ReleaseImage,
+    WantState,
     WriteCheckpoint,
 )
 from psserver.coordinator.core.shard_map import ShardStanding
@@ -429,3 +435,128 @@ def test_a_lost_worker_in_the_middle_of_a_push_loses_no_place_for_one() -> None:
     assert "lost in the middle of a push" in job.core.checkpoints.failure
     job.pass_time(100)
     assert FenceKind.MEMBERSHIP not in job.fence_kinds()
+
+
+# What scripts have registered
+
+
+def registered(job: DrivenCoordinator, *names: str) -> None:
+    for name in names:
+        job.core.take_state(job.core.roster.entry(key(name)), 0, b"", job.now_ms)
+
+
+def copied(job: DrivenCoordinator) -> int:
+    """A checkpoint that all shards have copied; the name of its cut."""
+    want(job)
+    snapshot_id = decide(job).snapshot_id
+    assert job.of(WantState) == [], "the ledger is not settled yet"
+    job.copy_all(snapshot_id)
+    return snapshot_id
+
+
+def take(job: DrivenCoordinator, name: str, snapshot_id: int, state: bytes) -> None:
+    entry = job.core.roster.entry(key(name))
+    job.core.take_state(entry, snapshot_id, state, job.now_ms)
+
+
+def test_the_worker_that_leads_is_asked_for_its_state_as_of_the_cut() -> None:
+    job = running()
+    registered(job, "a", "b")
+    snapshot_id = copied(job)
+    assert job.of(WantState) == [
+        WantState(worker=key("a"), snapshot_id=snapshot_id, sequence=3, epochs={})
+    ]
+    write(job, snapshot_id)
+    assert job.of(CommitCheckpoint) == [], "its state is not there"
+    take(job, "b", snapshot_id, b"of another worker")
+    take(job, "a", snapshot_id + 1, b"of another cut")
+    assert job.of(CommitCheckpoint) == []
+    take(job, "a", snapshot_id, b"state")
+    take(job, "a", snapshot_id, b"again")
+
+    (found,) = job.of(CommitCheckpoint)
+    assert found.checkpoint.state == b"state"
+    assert found.checkpoint.lacks_state_of is None
+
+
+def test_a_state_that_comes_before_the_parts_waits_for_them() -> None:
+    job = running()
+    registered(job, "a")
+    snapshot_id = copied(job)
+    take(job, "a", snapshot_id, b"state")
+    assert job.of(CommitCheckpoint) == []
+    write(job, snapshot_id)
+    assert [each.checkpoint.state for each in job.of(CommitCheckpoint)] == [b"state"]
+
+
+def test_a_job_that_has_registered_nothing_waits_for_nothing() -> None:
+    job = running()
+    registered(job, "b")  # which does not lead
+    snapshot_id = copied(job)
+    assert job.of(WantState) == []
+    write(job, snapshot_id)
+    assert len(job.of(CommitCheckpoint)) == 1
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_state_is_waited_for_so_long(is_last: bool) -> None:
+    job = running()
+    registered(job, "a")
+    wait_ms = STATE_WAIT_MS
+    if is_last:
+        wait_ms = job.core.checkpoints.state_wait_ms = LAST_STATE_WAIT_MS
+    snapshot_id = copied(job)
+    write(job, snapshot_id)
+    job.pass_time(wait_ms - 1)
+    assert job.of(CommitCheckpoint) == []
+    job.pass_time(1)
+
+    (found,) = job.of(CommitCheckpoint)
+    assert found.checkpoint.state == b""
+    assert found.checkpoint.lacks_state_of == key("a")
+    take(job, "a", snapshot_id, b"late")
+    assert found.checkpoint.state == b""
+
+
+def test_a_worker_without_a_copy_says_so_and_nobody_waits() -> None:
+    job = running()
+    registered(job, "a")
+    snapshot_id = copied(job)
+    write(job, snapshot_id)
+    take(job, "a", snapshot_id, b"")
+    (found,) = job.of(CommitCheckpoint)
+    assert found.checkpoint.lacks_state_of == key("a")
+
+
+def test_a_worker_that_watches_again_is_asked_again() -> None:
+    job = running()
+    registered(job, "a", "b")
+    snapshot_id = copied(job)
+    entry = job.core.roster.entry(key("a"))
+    assert job.core.state_wanted(entry) == job.of(WantState)[0]
+    assert job.core.state_wanted(job.core.roster.entry(key("b"))) is None
+    take(job, "a", snapshot_id, b"state")
+    assert job.core.state_wanted(entry) is None
+
+
+def test_the_last_worker_leaves_its_state_for_the_last_checkpoint() -> None:
+    job = running("a")
+    take(job, "a", 0, b"as it leaves")
+    take(job, "a", 0, b"")
+    job.leave(job.core.roster.entry(key("a")), 3)
+    job.report_all(applied=3)
+    snapshot_id = decide(job).snapshot_id
+    job.copy_all(snapshot_id)
+    write(job, snapshot_id)
+    (found,) = job.of(CommitCheckpoint)
+    assert found.checkpoint.state == b"as it leaves"
+
+
+def test_who_has_left_registers_nothing() -> None:
+    job = running("a", "b")
+    entry = job.core.roster.entry(key("a"))
+    job.leave(entry, 3)
+    job.report_all(applied=3)
+    with pytest.raises(Refusal) as caught:
+        job.core.take_state(entry, 0, b"state", job.now_ms)
+    assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE

@@ -1,0 +1,287 @@
+"""What a script has registered with `register_state`, as of its last steps.
+
+The worker that leads keeps a copy as of each step while the job makes checkpoints: it
+hears which push a checkpoint's cut has when its script has gone on. Copies are made in
+the script's thread, between two of its lines; the event loop reads them.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from pswire.checkpoint.errors import DamagedError
+from pswire.checkpoint.registered_state import (
+    NotStorableError,
+    decode_states,
+    encode_states,
+)
+from psworker.errors import ConfigurationError, SnapshotError
+from psworker.member.membership import Membership
+from psworker.transport.values import StateWanted
+
+logger: Final = logging.getLogger("psworker")
+
+STEP_COUNT_MAX: Final = 64
+"""Steps of which copies are kept: those that a worker makes at most while it hears of
+a cut, for which each shard copies all that it holds before it goes on."""
+
+BYTE_COUNT_MAX: Final = 64 << 20
+"""Of all copies, beyond those of the newest two steps."""
+
+
+class HasState(Protocol):
+    """An object whose state goes with checkpoints."""
+
+    def state_dict(self) -> Any:  # noqa: ANN401, tensors and plain values
+        """What is stored."""
+
+    def load_state_dict(self, state_dict: Any, /) -> object:  # noqa: ANN401
+        """Takes what was stored."""
+
+
+@dataclass(slots=True)
+class _AfterStep:
+    """Copies as of one step: of each epoch in which the script went on after it."""
+
+    sequence: int
+    copies: dict[int, bytes] = field(default_factory=dict)
+
+
+class StateCopies:
+    """State as of the last steps. Safe in several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps = deque([_AfterStep(0)])
+        self._is_over = False
+
+    def step(self, sequence: int) -> None:
+        """The script makes a step, by the push of this number."""
+        with self._lock:
+            if sequence > self._steps[-1].sequence:
+                self._steps.append(_AfterStep(sequence))
+            while len(self._steps) > 2 and (
+                len(self._steps) > STEP_COUNT_MAX or self._byte_count > BYTE_COUNT_MAX
+            ):
+                self._steps.popleft()
+
+    def lacks(self, epoch: int | None) -> bool:
+        """Whether there is no copy as of the last step in an epoch, or in any."""
+        copies = self._steps[-1].copies
+        return not copies if epoch is None else epoch not in copies
+
+    def keep(self, epoch: int, state: bytes) -> None:
+        """Keeps a copy: the script goes on in this epoch, after its last step."""
+        with self._lock:
+            self._steps[-1].copies[epoch] = state
+
+    def end(self) -> None:
+        """The script is done: there will be no more copies."""
+        with self._lock:
+            self._is_over = True
+
+    def after(self, sequence: int, epoch: int) -> bytes | None:
+        """State as of a push, when the script has gone on from it.
+
+        Where the epoch was over as of the cut, the script is in the next one then: what
+        it does at the end of an epoch is done.
+
+        Args:
+            sequence: The push, be it one that the script has not made itself.
+            epoch: The first epoch that was not over as of the cut.
+
+        Returns:
+            The state, empty for none, or None as long as the script has not gone on.
+        """
+        with self._lock:
+            found = None
+            for step in self._steps:
+                if step.sequence <= sequence:
+                    found = step
+            if found is None:
+                return b""
+            later = [each for each in found.copies if each >= epoch]
+            if later:
+                return found.copies[min(later)]
+            if found is self._steps[-1] and not self._is_over:
+                return None
+            return found.copies[max(found.copies)] if found.copies else b""
+
+    @property
+    def newest(self) -> bytes:
+        """The newest copy, if it is as of the last step; else empty."""
+        with self._lock:
+            copies = self._steps[-1].copies
+            return copies[max(copies)] if copies else b""
+
+    @property
+    def _byte_count(self) -> int:
+        return sum(len(each) for step in self._steps for each in step.copies.values())
+
+
+class ScriptState:
+    """What a script has registered: made on the event loop, used in its thread.
+
+    Attributes:
+        copies: As of the last steps of this start of the worker.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._objects: dict[str, HasState] = {}
+        self._stored: dict[str, Any] = {}
+        self._checkpoint = ""
+        self._rewound: tuple[str, bytes] | None = None
+        self._has_joined = False
+        self._loop = asyncio.get_running_loop()
+        self._kept = asyncio.Event()
+        self._loader = ""
+        self._epoch = 0
+        self._has_warned = False
+        self.copies = StateCopies()
+
+    def begin(self, membership: Membership) -> None:
+        """A new start of the worker, with pushes of its own; on the event loop."""
+        self._membership = membership
+        self.copies = StateCopies()
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether there is anything for checkpoints, and the job makes them."""
+        has_any = bool(self._objects or self._stored)
+        return has_any and self._membership.makes_checkpoints
+
+    def register(self, name: str, holder: HasState) -> None:
+        """Takes an object, and loads what the job's checkpoint has of it.
+
+        Raises:
+            ConfigurationError: The name is taken.
+            NotStorableError: Its state can't be stored.
+        """
+        known = self._objects.get(name)
+        if known is not None and known is not holder:
+            raise ConfigurationError(
+                f"register_state({name!r}): another object has this name; register "
+                "each object under a name of its own"
+            )
+        encode_states({name: holder.state_dict()})
+        self._objects[name] = holder
+        if self._has_joined:
+            self._load(name)
+
+    def joined(self, loader: str) -> None:
+        """The worker is a member; the loader is the first that was prepared."""
+        self._has_joined = True
+        self._loader = loader
+
+    def load(self, checkpoint: str, state: bytes) -> None:
+        """Loads what a checkpoint has; what nobody has registered yet is kept.
+
+        Raises:
+            SnapshotError: It is not as it was written.
+        """
+        try:
+            self._stored = decode_states(state) if state else {}
+        except DamagedError as error:
+            raise SnapshotError(
+                f"the registered state of checkpoint {checkpoint} is damaged: {error}"
+            ) from None
+        self._checkpoint = checkpoint
+        for name in self._objects:
+            self._load(name)
+
+    def rewind(self, checkpoint: str, state: bytes) -> None:
+        """The job has returned to a checkpoint, in the middle of a step of the script.
+
+        It is loaded when the script goes on from that step, as it was kept.
+        """
+        self._rewound = checkpoint, state
+
+    def end_rewind(self) -> None:
+        """Loads what the job has returned to, if it has: no step is under way."""
+        if self._rewound is None:
+            return
+        (checkpoint, state), self._rewound = self._rewound, None
+        self.load(checkpoint, state)
+        logger.warning(
+            "the job has returned to checkpoint %s: %s as it was there, and whatever "
+            "else the script has counted stays",
+            checkpoint,
+            ", ".join(map(repr, self._objects)) or "nothing is registered that is",
+        )
+
+    def draw(self, loader: str, epoch: int) -> None:
+        """The script asks for a batch of an epoch: its last step is behind it."""
+        self.end_rewind()
+        if loader == self._loader:
+            self._epoch = epoch
+            if self.is_sent and self.copies.lacks(epoch):
+                self._keep(epoch)
+
+    def step(self, sequence: int) -> None:
+        """The script makes a step, by the push of this number."""
+        self.end_rewind()
+        if self.is_sent and self.copies.lacks(None):
+            self._keep(self._epoch)
+        self.copies.step(sequence)
+
+    def end(self) -> bytes:
+        """The script is done; what it has registered, as it is now."""
+        if not self.is_sent:
+            return b""
+        state = self._encoded()
+        self.copies.keep(self._epoch + 1, state)
+        self.copies.end()
+        self._loop.call_soon_threadsafe(self._kept.set)
+        return state
+
+    async def wanted(self, wanted: StateWanted) -> bytes:
+        """State as of a push, once the script has gone on from it."""
+        epoch = wanted.epochs.get(self._loader, 0)
+        while True:
+            self._kept.clear()
+            state = self.copies.after(wanted.sequence, epoch)
+            if state is not None:
+                return state
+            await self._kept.wait()
+
+    def _keep(self, epoch: int) -> None:
+        record, worker = self._membership.record, self._membership.worker
+        if record is not None and record.has_longest(worker):
+            self.copies.keep(epoch, self._encoded())
+            self._loop.call_soon_threadsafe(self._kept.set)
+
+    def _encoded(self) -> bytes:
+        states = {name: each.state_dict() for name, each in self._objects.items()}
+        try:
+            return encode_states(self._stored | states)
+        except NotStorableError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "checkpoints are without registered state from now on: %s", error
+                )
+            return b""
+
+    def _load(self, name: str) -> None:
+        if name not in self._stored:
+            if self._checkpoint:
+                logger.warning(
+                    "checkpoint %s, from which the job goes on, has no state of %r: "
+                    "it stays as it is",
+                    self._checkpoint,
+                    name,
+                )
+            return
+        holder, state = self._objects[name], self._stored.pop(name)
+        holder.load_state_dict(state)
+        if isinstance(holder, LRScheduler):
+            # As the optimizer's own state would have them after a resume.
+            rates = holder.get_last_lr()
+            for group, rate in zip(holder.optimizer.param_groups, rates, strict=False):
+                group["lr"] = rate
