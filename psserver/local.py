@@ -19,6 +19,10 @@ log = logging.getLogger("psserver.local")
 
 PR_SET_PDEATHSIG = 1
 
+SHARD_LIFE_S = 5.0
+"""Shortest life of a shard that is started again: what kills one at its start, as too
+little memory does, would kill it for ever."""
+
 
 async def run_local(
     config: CoordinatorConfig, job_arguments: list[str], *, verbose: bool
@@ -81,16 +85,32 @@ async def _supervise(
         raise JobFailedError(f"the coordinator did not start (exit code {code})")
     address = line.rsplit(" ", 1)[-1]
     print_line(line)
-    for index in range(config.shard_count):
-        shard = await _start(
+    shards = [
+        (
             "shard",
             f"--coordinator={address}",
             f"--listen={shard_listen(config.listen.address)}",
             f"--state-dir={config.state_dir / f'shard-{index}'}",
             *common,
         )
-        children.append(shard)
-    await _first_end(children)
+        for index in range(config.shard_count)
+    ]
+    children += [await _start(*arguments) for arguments in shards]
+    loop = asyncio.get_running_loop()
+    began_s = [loop.time()] * len(children)
+    while True:
+        index, code = await _first_end(children)
+        name = f"shard {index - 1}" if index else "the coordinator"
+        is_killed = code < 0 and loop.time() - began_s[index] >= SHARD_LIFE_S
+        if not (index and is_killed and config.checkpoint_url):
+            raise JobFailedError(f"{name} ended with code {code}")
+        log.warning(
+            "%s was killed by signal %d and is started again: the job returns to its "
+            "newest checkpoint",
+            *(name, -code),
+        )
+        children[index] = await _start(*shards[index - 1])
+        began_s[index] = loop.time()
 
 
 def shard_listen(coordinator: Address) -> Address:
@@ -98,13 +118,13 @@ def shard_listen(coordinator: Address) -> Address:
     return Address("127.0.0.1" if coordinator.is_loopback else coordinator.host, 0)
 
 
-async def _first_end(children: list[asyncio.subprocess.Process]) -> None:
-    names = ["the coordinator", *(f"shard {i}" for i in range(len(children) - 1))]
+async def _first_end(children: list[asyncio.subprocess.Process]) -> tuple[int, int]:
+    """Waits for the end of a child; its index, and its exit code."""
     waits = [asyncio.create_task(child.wait()) for child in children]
     try:
         done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         index = waits.index(next(iter(done)))
-        raise JobFailedError(f"{names[index]} ended with code {waits[index].result()}")
+        return index, waits[index].result()
     finally:
         for wait in waits:
             wait.cancel()

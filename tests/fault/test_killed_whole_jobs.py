@@ -1,5 +1,6 @@
 """All processes of a job are killed at once, and started again by the same lines."""
 
+import os
 import shutil
 import signal
 from collections import Counter
@@ -340,3 +341,53 @@ def test_a_job_whose_shard_is_killed_goes_on_in_the_same_processes(
         told = [f"epoch {n} of 'loader' is over: of 48" in log for n in range(EPOCHS)]
         assert all(told)
         assert log.count("is over: of 48 positions 48 seen once") == EPOCHS + 1
+
+
+def shards_of(local: Child) -> list[int]:
+    """Process ids of the shards that `psserver local` has started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            line = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended
+        if parent == local.pid and b"shard" in line:
+            found.append(int(folder.name))
+    return sorted(found)
+
+
+@pytest.mark.timeout(300)
+def test_local_starts_a_killed_shard_again(nursery: Nursery, tmp_path: Path) -> None:
+    address = str(free_address())
+    local = nursery.start(
+        "local",
+        *("-m", "psserver", "local", "--shards=2", f"--listen={address}"),
+        *(f"--state-dir={tmp_path / 'state'}", "--checkpoint-every=4steps"),
+        *(f"--checkpoint-dir={tmp_path / 'checkpoints'}", "--lease-ttl=2"),
+        folder=tmp_path,
+        environment={},
+    )
+    worker = nursery.start(
+        "w0",
+        *(SCRIPT, "2", "0.6", "step"),
+        folder=tmp_path,
+        environment={"PS_COORDINATOR": address, "PS_WORKER_ID": "w0"},
+    )
+    try:
+        wait_until(lambda: len(worker.events("step")) >= 12, "twelve steps", 90)
+        shards = shards_of(local)
+        assert len(shards) == 2
+        os.kill(shards[1], signal.SIGKILL)
+        assert worker.wait_end(90) == 0
+        assert "the job has returned to checkpoint" in worker.log
+        assert "was killed by signal 9 and is started again" in local.log
+        assert len(worker.events("end")) == 1
+    except AssertionError as error:
+        error.add_note(f"{local.log[-6000:]}\n{worker.log}")
+        raise
+    finally:
+        kill(worker)
+        kill(local)
