@@ -19,10 +19,10 @@ FAILPOINTS: Final = (
 
 COORDINATORS_FAILPOINTS: Final = (
     "coordinator.checkpoint_decided=kill@2",
-    "coordinator.checkpoint_parts=kill@2",
-    "coordinator.checkpoint_committed=kill@2",
+    "coordinator.checkpoint_parts=kill",
+    "coordinator.checkpoint_committed=kill",
 )
-"""Before the last of them the second checkpoint of a life is never made."""
+"""One in each life: the first makes one checkpoint before, the others none."""
 
 
 class FailingJob(WholeJob):
@@ -95,4 +95,5 @@ def test_the_coordinator_may_die_wherever_it_has_one_made(
                 assert newest.manifest is not None
                 versions.append(newest.manifest.version)
         assert job.ends() == expected
-        assert versions == sorted(set(versions)), "each life has made one"
+        first, second, third = versions
+        assert first == second < third
