@@ -206,7 +206,10 @@ def test_a_job_killed_three_times_ends_as_if_nothing_had_happened(
 ) -> None:
     """In the middle of an epoch, with its state lost, and at the end of an epoch."""
     expected = undisturbed(nursery, tmp_path / "undisturbed", schedule)
-    with WholeJob(nursery, tmp_path / "killed", schedule=schedule) as job:
+    # At each clock: what is held at one has no later step to be due by.
+    with WholeJob(
+        nursery, tmp_path / "killed", schedule=schedule, every_steps=len(WORKERS)
+    ) as job:
         job.start()
         job.wait_checkpoint()
         job.wait_clock(CLOCKS_OF_EPOCH - 1)
@@ -264,7 +267,7 @@ def test_what_a_script_has_registered_goes_on_with_it(
 def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(
     nursery: Nursery, tmp_path: Path, is_state_lost: bool
 ) -> None:
-    with WholeJob(nursery, tmp_path) as job:
+    with WholeJob(nursery, tmp_path, every_steps=len(WORKERS)) as job:
         job.start(holds=[CLOCKS_OF_EPOCH, 2 * CLOCKS_OF_EPOCH])
         for count in (1, 2):
             job.wait_held(count)
