@@ -37,7 +37,7 @@ from psworker.tracebacks import at_entrance
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.ports import CoordinatorPort
-from psworker.transport.retries import now
+from psworker.transport.retries import all_or_none, left_s, now, pause
 from psworker.transport.snapshot_client import SnapshotClient
 from psworker.transport.waiting_log import WaitingLog
 
@@ -59,7 +59,8 @@ CONNECT_TIMEOUT_S: Final = 8.0
 """Longest wait for a coordinator that may be just starting."""
 
 _RESTART_TIMEOUT_S: Final = 8.0
-"""How long a coordinator that has answered before may be away: it may be restarting."""
+"""How long a process that has answered before may be away: it may be restarting, or its
+connections were lost."""
 
 _RETRY_INTERVAL_S: Final = 0.2
 """Between two questions to a job that has not started."""
@@ -77,6 +78,8 @@ class Snapshot:
         generation: Generation of the job at the cut.
         job_id: Job it is of.
         byte_count: Bytes of all values.
+        received_byte_count: Bytes of values that were sent for it: fewer where another
+            snapshot had some of them, more where some were sent again.
     """
 
     version: int
@@ -84,6 +87,7 @@ class Snapshot:
     generation: int
     job_id: str
     byte_count: int
+    received_byte_count: int = 0
     _states: Mapping[str, "OrderedDict[str, torch.Tensor]"]
 
     @property
@@ -202,36 +206,60 @@ class SnapshotReader:
         )
 
     @at_entrance
-    def latest(self, timeout: float = 60.0) -> Snapshot:
+    def latest(
+        self,
+        timeout: float = 60.0,
+        *,
+        since: Snapshot | None = None,
+        restart: bool = True,
+    ) -> Snapshot:
         """The newest snapshot, cut now if need be.
+
+        A download that is interrupted goes on with what lacks.
 
         Args:
             timeout: Longest wait, in seconds, for the job to have one.
+            since: One from before: only what has changed is sent. The two share no
+                memory.
+            restart: Whether to begin again with the newest one, once, when shards keep
+                this one no more before all of it has come, or are away for long.
 
         Raises:
             WaitTimeoutError: There was none in time; the text names who is missing.
             ConnectError: No coordinator was reached.
-            SnapshotError: No snapshot could be had.
+            SnapshotError: No snapshot could be read; `SnapshotGoneError` where shards
+                keep it no more.
+            CorruptionError: Twice a tensor was not what its shard has.
         """
-        return self._read(_NEWEST, timeout)
+        return self._read(_NEWEST, timeout, since, restart=restart)
 
     @at_entrance
-    def wait_newer(self, version: int, timeout: float = 60.0) -> Snapshot:
+    def wait_newer(
+        self,
+        version: int,
+        timeout: float = 60.0,
+        *,
+        since: Snapshot | None = None,
+        restart: bool = True,
+    ) -> Snapshot:
         """Waits for a snapshot above a version, and returns it.
 
         Args:
             version: The version that the caller has.
             timeout: Longest wait for a newer one, in seconds.
+            since: As for `latest`.
+            restart: As for `latest`.
 
         Raises:
             WaitTimeoutError: There was none in time.
             JobEndedError: There will be none.
             ConnectError: No coordinator was reached.
-            SnapshotError: No snapshot could be had.
+            SnapshotError: As for `latest`.
+            CorruptionError: As for `latest`.
         """
         if version < 0:
             raise ConfigurationError(f"a version is at least 0, not {version}")
-        return self._read(version, timeout)
+        return self._read(version, timeout, since, restart=restart)
 
     def close(self) -> None:
         """Ends the connections. What was read stays usable."""
@@ -303,8 +331,32 @@ class SnapshotReader:
         names = [repr(each.name) for each in self._ask(ask, timeout_s)]
         return ", ".join(names) or "none"
 
-    def _read(self, newer_than: int, timeout_s: float) -> Snapshot:
-        return self._ask(lambda: self._pull_newest(newer_than, timeout_s), timeout_s)
+    def _read(
+        self,
+        newer_than: int,
+        timeout_s: float,
+        since: Snapshot | None,
+        *,
+        restart: bool,
+    ) -> Snapshot:
+        if since is not None and not isinstance(since, Snapshot):
+            raise ConfigurationError(
+                f"since: a Snapshot that was read before, not {type(since).__name__}"
+            )
+
+        async def pull() -> Snapshot:
+            found = await self._request(newer_than, timeout_s)
+            try:
+                return await self._pull(found, since)
+            except CallError as error:
+                if not restart or not (
+                    _reason_of(error) is ErrorReason.SNAPSHOT_GONE or _is_away(error)
+                ):
+                    raise
+            found = await self._request(newer_than, timeout_s)
+            return await self._pull(found, since)
+
+        return self._ask(pull, timeout_s)
 
     def _ask(self, work: "Callable[[], Coroutine[Any, Any, T]]", timeout_s: float) -> T:
         if problem := TIMEOUT_S.problem(timeout_s):
@@ -328,17 +380,6 @@ class SnapshotReader:
             raise unreachable(self._address, connect_timeout_s, problem) from None
         except Refusal as refusal:
             raise error_of_refusal(refusal) from None
-
-    async def _pull_newest(self, newer_than: int, timeout_s: float) -> Snapshot:
-        found = await self._request(newer_than, timeout_s)
-        try:
-            return await self._pull(found)
-        except CallError as error:
-            if not (_is_gone(error) or _is_away(error)):
-                raise
-        # Its pin ran out while it was read, or a connection broke, which may have been
-        # open for long: once more, with a fresh pin.
-        return await self._pull(await self._request(newer_than, timeout_s))
 
     async def _request(self, newer_than: int, timeout_s: float) -> "values.Snapshot":
         deadline, log = now() + timeout_s, WaitingLog()
@@ -374,26 +415,25 @@ class SnapshotReader:
             self._control = ControlClient(str(self._address))
         return self._control
 
-    async def _pull(self, found: "values.Snapshot") -> Snapshot:
-        image = SnapshotImage(found.schema, len(found.shards), found.chunk_bytes)
-        timeout_s = found.pin_ttl_ms / 1000 + _ANSWER_MARGIN_S
-        pulls = [
-            asyncio.ensure_future(self._pull_shard(found, shard, image, timeout_s))
-            for shard in found.shards
-        ]
+    async def _pull(self, found: "values.Snapshot", since: Snapshot | None) -> Snapshot:
+        deadline = now() + found.pin_ttl_ms / 1000 + _ANSWER_MARGIN_S
         try:
-            await asyncio.gather(*pulls)
+            image = SnapshotImage(found.schema, len(found.shards), found.chunk_bytes)
+            if since is not None:
+                await asyncio.to_thread(image.hold, since._states)
+            await all_or_none(
+                self._pull_shard(found, shard, image, deadline)
+                for shard in found.shards
+            )
         finally:
-            for pull in pulls:
-                pull.cancel()
-            await asyncio.gather(*pulls, return_exceptions=True)
             await self._release(found)
         return Snapshot(
             version=found.version,
             clock=found.clock,
             generation=found.generation,
             job_id=found.job_id,
-            byte_count=image.byte_count,
+            byte_count=sum(entry.byte_count for entry in found.schema.entries),
+            received_byte_count=image.received_byte_count,
             _states=states_of(found.schema, image.tensors()),
         )
 
@@ -411,18 +451,39 @@ class SnapshotReader:
         found: "values.Snapshot",
         shard: "values.ShardAddress",
         image: SnapshotImage,
-        timeout_s: float,
+        deadline: float,
     ) -> None:
-        client = self._client_of(shard)
-        await client.pull_snapshot(
-            found.job_id,
-            found.snapshot_id,
-            lambda frame: image.add(shard.shard_index, frame),
-            timeout_s=timeout_s,
-        )
-        image.check_complete(shard.shard_index)
+        """Reads a shard's part, and after a call that broke what lacks of it."""
+        attempt_count, away_until, was_damaged = 0, deadline, False
+        while lacking := image.lacking(shard.shard_index):
+            try:
+                await self._client_of(shard).pull_snapshot(
+                    found.job_id,
+                    found.snapshot_id,
+                    lambda frame: image.add(shard.shard_index, frame),
+                    timeout_s=left_s(deadline),
+                    chunk_indexes=lacking,
+                    held_digests=image.expect(lacking),
+                )
+                image.check_complete(shard.shard_index)
+            except CallError as error:
+                is_damaged = _reason_of(error) is ErrorReason.CHUNK_DIGEST_MISMATCH
+                if is_damaged and not was_damaged:
+                    was_damaged = True
+                    continue
+                if not _is_away(error):
+                    raise
+                if not attempt_count or image.lacking(shard.shard_index) != lacking:
+                    attempt_count = 0
+                    away_until = min(deadline, now() + _RESTART_TIMEOUT_S)
+                if now() >= away_until:
+                    raise
+                await pause(attempt_count)
+                attempt_count += 1
 
     def _client_of(self, shard: "values.ShardAddress") -> SnapshotClient:
+        if self._is_closed:  # between two calls
+            raise ClosedError("the snapshot reader was closed meanwhile")
         key = (shard.address, shard.incarnation)
         if key not in self._shards:
             self._shards[key] = SnapshotClient(shard)
@@ -439,7 +500,7 @@ class SnapshotReader:
 
 def _may_pass(error: CallError) -> bool:
     """Whether the job is only not there yet, or not again."""
-    return error.refusal is not None and error.refusal.reason in (
+    return _reason_of(error) in (
         ErrorReason.NOT_STARTED,
         ErrorReason.RECOVERING,
         ErrorReason.DRAINING,
@@ -451,10 +512,8 @@ def _is_away(error: CallError) -> bool:
     return error.refusal is None and error.is_retryable
 
 
-def _is_gone(error: CallError) -> bool:
-    return (
-        error.refusal is not None and error.refusal.reason == ErrorReason.SNAPSHOT_GONE
-    )
+def _reason_of(error: CallError) -> ErrorReason | None:
+    return None if error.refusal is None else error.refusal.reason
 
 
 def states_of(

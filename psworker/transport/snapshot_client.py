@@ -1,6 +1,6 @@
 """A shard's part of a snapshot, read on a connection of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pswire.channels import ChannelKind, aio_channel
@@ -45,24 +45,30 @@ class SnapshotClient:
         on_chunk: Callable[[ChunkFrame], None],
         *,
         timeout_s: float,
+        chunk_indexes: Sequence[int] = (),
+        held_digests: Sequence[int] = (),
     ) -> None:
-        """Receives every chunk of the shard.
+        """Receives chunks of the shard.
 
         Args:
             job_id: Job the snapshot is of.
             snapshot_id: Name of the snapshot.
             on_chunk: Takes each part of a chunk as it comes, on the event loop.
             timeout_s: Deadline of the call.
+            chunk_indexes: Which, ascending; none for all.
+            held_digests: Of the elements of each of these as they are here; none to
+                receive all of their values.
 
         Raises:
-            CallError: The call failed.
-            Refusal: A message is malformed, or whatever `on_chunk` raises.
+            CallError: The call failed, or `on_chunk` has refused what came.
         """
         request = pb.PullSnapshotRequest(
             protocol_version=PROTOCOL_VERSION,
             job_id=job_id,
             snapshot_id=snapshot_id,
             shard_incarnation=self.shard.incarnation,
+            chunk_indexes=chunk_indexes,
+            held_digests=held_digests,
         ).SerializeToString()
         async with calling(
             self._peer, lambda: self._pull(request, timeout=timeout_s)

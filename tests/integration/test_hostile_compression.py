@@ -119,6 +119,6 @@ def test_a_pull_tells_of_all_chunks_or_of_none(target: Target) -> None:
         held_digests=[1, 2, 3, 4, 5],
     )
     call: Any = target.channel.unary_stream("/pswire.v1.ParameterService/Pull")
-    text = "5 digests of what the caller has, shard 0 has 1 chunks"
+    text = "5 digests of what the caller has, for 1 chunks of shard 0"
     with pytest.raises(grpc.RpcError, match=text):
         list(call(request.SerializeToString()))

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pytest
+import xxhash
 
 from psserver.shard.core.push import PushId
 from pswire.frames import (
+    ENCODING_UNCHANGED,
     REQUEST_CHUNK_FIELD,
     REQUEST_HEADER_FIELD,
     REQUEST_TRAILER_FIELD,
@@ -491,6 +493,26 @@ async def test_a_snapshot_is_read_from_the_shard(job: Job) -> None:
                 lambda frame: frames.append(floats_of(frame)),
                 timeout_s=TIMEOUT_S,
             )
+            held = xxhash.xxh3_64_intdigest(struct.pack("<3f", *after(1)))
+            same: list[ChunkFrame] = []
+            for digest in (held, held ^ 1):
+                await reader.pull_snapshot(
+                    snapshot.job_id,
+                    snapshot.snapshot_id,
+                    same.append,
+                    timeout_s=TIMEOUT_S,
+                    chunk_indexes=[0],
+                    held_digests=[digest],
+                )
+            refused = await failure_of(
+                reader.pull_snapshot(
+                    snapshot.job_id,
+                    snapshot.snapshot_id,
+                    same.append,
+                    timeout_s=TIMEOUT_S,
+                    chunk_indexes=[0, 0],
+                )
+            )
             await worker.coordinator.release_snapshot(
                 snapshot.snapshot_id, snapshot.pin_id, timeout_s=TIMEOUT_S
             )
@@ -504,6 +526,11 @@ async def test_a_snapshot_is_read_from_the_shard(job: Job) -> None:
     assert (snapshot.version, frames) == (1, [after(1)])
     assert error.refusal is not None
     assert error.refusal.reason is ErrorReason.SNAPSHOT_GONE
+    unchanged, raw = same
+    assert (unchanged.encoding, unchanged.digest) == (ENCODING_UNCHANGED, held)
+    assert (len(unchanged.data), floats_of(raw)) == (0, after(1))
+    assert refused.refusal is not None
+    assert refused.refusal.reason is ErrorReason.CHUNK_INVALID
 
 
 async def test_an_optimizer_gives_its_settings(job: Job) -> None:

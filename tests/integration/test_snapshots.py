@@ -1,8 +1,12 @@
 """Snapshots while training goes on: one version of all shards, always."""
 
+import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +15,10 @@ from torch import nn
 import psworker
 from psserver.edge.monotonic import now_ms
 from pswire.addresses import Address, parse_address
+from pswire.frames import ChunkFrame, decode_chunk
 from psworker.snapshots import snapshot
+from psworker.snapshots.snapshot import SnapshotReader
+from psworker.snapshots.snapshot_image import SnapshotImage
 from psworker.transport.call_error import CallError
 from tests.doubles.fault_proxy import DOWN, FaultProxy
 from tests.integration.job import Crew, Job, connect
@@ -89,7 +96,7 @@ def test_a_reader_is_given_time_for_the_bytes_of_the_model(
         assert found.entry.pins[found.pin_id] - now_ms() > least_ms
 
 
-def test_a_connection_that_breaks_while_a_snapshot_is_read_costs_another_read(
+def test_a_connection_that_breaks_while_a_snapshot_is_read_costs_what_lacks(
     tmp_path: Path,
 ) -> None:
     with ExitStack() as stack:
@@ -103,14 +110,118 @@ def test_a_connection_that_breaks_while_a_snapshot_is_read_costs_another_read(
             Job(tmp_path, shard_count=1, advertise={0: through_proxy})
         )
         with connect(job, "w0") as ps:
-            model = nn.Linear(1_000, 600, bias=False)
+            model = nn.Linear(1_000, 2_000, bias=False)
             ps.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
             (proxy,) = proxies
             with psworker.SnapshotReader(job.address) as reader:
-                proxy.cut_after(1 << 20, DOWN)
-                (weight,) = reader.latest().state_dict().values()
+                proxy.cut_after(5 << 20, DOWN)
+                found = reader.latest(restart=False)
             assert proxy.cut_count == 1
-            assert torch.equal(weight, model.weight)
+            assert torch.equal(found.state_dict()["weight"], model.weight)
+            # At most the chunk that was under way came twice.
+            largest = max(chunk.byte_count for chunk in job.shards[0].model.chunks)
+            assert found.byte_count <= found.received_byte_count
+            assert found.received_byte_count < found.byte_count + largest
+
+
+class Ten(nn.Module):
+    """Ten chunks on each of two shards, and a gradient of ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(20, 1 << 14))
+
+    def trained(self, ps: psworker.Connection) -> Callable[[], None]:
+        """Makes a step."""
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+        _, prepared = ps.prepare(self, optimizer)
+        self.weight.grad = torch.ones_like(self.weight)
+
+        def step() -> None:
+            prepared.step()
+
+        return step
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_of_a_snapshot_that_is_gone_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restart: bool
+) -> None:
+    """The newest is read from its beginning, or an error names the one that is gone."""
+    add, request = SnapshotImage.add, SnapshotReader._request
+    requested: list[int] = []
+
+    def release(image: SnapshotImage, shard_index: int, frame: ChunkFrame) -> None:
+        add(image, shard_index, frame)
+        if len(requested) == 1 and len(image.lacking(shard_index)) == 7:
+            monkeypatch.setattr(SnapshotImage, "add", add)
+            for host in job.shards:
+                job.ask(lambda host=host: host.release_image(1))  # type: ignore[misc]
+            raise CallError("shard", "UNAVAILABLE", "cut", refusal=None, decided=False)
+
+    async def note(*arguments: Any) -> Any:  # noqa: ANN401, as the method has them
+        requested.append(len(requested))
+        if len(requested) > 1:
+            await asyncio.to_thread(step)
+        return await request(*arguments)
+
+    monkeypatch.setattr(SnapshotImage, "add", release)
+    monkeypatch.setattr(SnapshotReader, "_request", note)
+    with (
+        Job(tmp_path, shard_count=2, chunk_kib=64) as job,
+        connect(job, "w0") as ps,
+        SnapshotReader(job.address) as reader,
+    ):
+        step = Ten().trained(ps)
+        step()
+        if not restart:
+            with pytest.raises(psworker.SnapshotGoneError, match="snapshot 1 is not"):
+                reader.latest(restart=False)
+            return
+        found = reader.latest()
+    assert found.version == 2
+    assert (found.state_dict()["weight"] == -2).all()
+    assert len(requested) == 2
+
+
+@pytest.mark.parametrize("damaged_count", [1, 2])
+def test_a_damaged_tensor_is_read_again_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged_count: int
+) -> None:
+    left = [damaged_count]
+
+    def damage(view: memoryview) -> ChunkFrame:
+        frame = decode_chunk(view)
+        if frame.index == 5 and left[0]:
+            left[0] -= 1
+            data = bytearray(frame.data)
+            data[-1] ^= 1
+            return replace(frame, data=memoryview(data))
+        return frame
+
+    monkeypatch.setattr("psworker.transport.snapshot_client.decode_chunk", damage)
+    with (
+        Job(tmp_path, shard_count=2, chunk_kib=64) as job,
+        connect(job, "w0") as ps,
+        SnapshotReader(job.address) as reader,
+    ):
+        model = Ten()
+        model.trained(ps)()
+        if damaged_count == 2:
+            text = "'weight' are not those that shard 1 has: .* check the memory"
+            with pytest.raises(psworker.CorruptionError, match=text):
+                reader.latest()
+        found = reader.latest()
+        assert torch.equal(found.state_dict()["weight"], model.weight)
+        assert found.received_byte_count == found.byte_count
+
+
+def test_what_is_no_snapshot_can_t_be_gone_on_from() -> None:
+    with (
+        SnapshotReader("127.0.0.1:1") as reader,
+        pytest.raises(psworker.ConfigurationError, match=r"since: .* not int"),
+    ):
+        reader.latest(since=3)  # type: ignore[arg-type]
 
 
 def test_two_readers_share_and_a_closed_one_stops_waiting(tmp_path: Path) -> None:

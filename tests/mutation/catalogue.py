@@ -1617,6 +1617,49 @@ BUGS = (
         tests=("tests/unit/psserver/test_watches.py",),
     ),
     PlantedBug(
+        "digests of what a reader has are not compared",
+        (
+            Edit(
+                "psserver/shard/rpc/parameter_service.py",
+                "        return digest if digest == held[chunk.index] else None\n",
+                "        return held[chunk.index]\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/rpc/test_snapshot_answers.py::test_what_a_reader_has_is_not_sent",
+            "tests/property/test_snapshot_readers.py::test_a_reader_that_has_a_snapshot_reads_what_one_without_reads",
+        ),
+    ),
+    PlantedBug(
+        "a chunk of another snapshot is kept",
+        (
+            Edit(
+                f"{WORKER}/snapshots/snapshot.py",
+                "            image = SnapshotImage(found.schema, len(found.shards), "
+                "found.chunk_bytes)\n",
+                "            image = SnapshotImage(found.schema, len(found.shards), "
+                "found.chunk_bytes)\n"
+                "            image = self.__dict__.setdefault('_image', image)\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_snapshots.py::test_of_a_snapshot_that_is_gone_nothing_is_kept",
+        ),
+    ),
+    PlantedBug(
+        "a part of a chunk is kept when its call breaks",
+        (
+            Edit(
+                f"{WORKER}/snapshots/snapshot_image.py",
+                "            self._received[index] = 0\n",
+                "            self._received[index] += 0\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/snapshots/test_snapshot.py::test_an_interrupted_download_goes_on_with_the_chunks_that_lack",
+        ),
+    ),
+    PlantedBug(
         "an unread snapshot keeps its image",
         (
             Edit(

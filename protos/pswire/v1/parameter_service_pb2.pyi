@@ -999,6 +999,8 @@ class PullSnapshotRequest(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     SNAPSHOT_ID_FIELD_NUMBER: builtins.int
     SHARD_INCARNATION_FIELD_NUMBER: builtins.int
+    CHUNK_INDEXES_FIELD_NUMBER: builtins.int
+    HELD_DIGESTS_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of this protocol that the sender speaks."""
     job_id: builtins.str
@@ -1007,6 +1009,17 @@ class PullSnapshotRequest(google.protobuf.message.Message):
     """Name of the snapshot, from the coordinator."""
     shard_incarnation: builtins.int
     """Start of the shard the sender means to talk to."""
+    @property
+    def chunk_indexes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Only these chunks of the shard, ascending. Empty: all of them."""
+
+    @property
+    def held_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of each chunk that is asked for, in their order, XXH3-64 of the elements that
+        the reader has. A chunk that has the same comes as `UNCHANGED`, with this digest.
+        Empty: all come.
+        """
+
     def __init__(
         self,
         *,
@@ -1014,14 +1027,16 @@ class PullSnapshotRequest(google.protobuf.message.Message):
         job_id: builtins.str = ...,
         snapshot_id: builtins.int = ...,
         shard_incarnation: builtins.int = ...,
+        chunk_indexes: collections.abc.Iterable[builtins.int] | None = ...,
+        held_digests: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "protocol_version", b"protocol_version", "shard_incarnation", b"shard_incarnation", "snapshot_id", b"snapshot_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk_indexes", b"chunk_indexes", "held_digests", b"held_digests", "job_id", b"job_id", "protocol_version", b"protocol_version", "shard_incarnation", b"shard_incarnation", "snapshot_id", b"snapshot_id"]) -> None: ...
 
 global___PullSnapshotRequest = PullSnapshotRequest
 
 @typing.final
 class PullSnapshotResponse(google.protobuf.message.Message):
-    """A message of a snapshot: every chunk of the shard."""
+    """A message of a snapshot: every chunk that is asked for."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

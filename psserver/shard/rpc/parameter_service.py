@@ -1,6 +1,6 @@
 """Data plane of a shard: messages to core calls and back, no arithmetic."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import ExitStack
 
 import grpc
@@ -26,8 +26,9 @@ from psserver.shard.rpc.push_codec import (
     waiting_message,
 )
 from psserver.shard.rpc.readiness import catch_up, clock_reached, slot_free
-from psserver.shard.tensors.values_encoder import Messages
+from psserver.shard.tensors.values_encoder import Messages, unchanged_message
 from pswire import failpoints
+from pswire.encodings.change import digest_of
 from pswire.frames import (
     RESPONSE_CHUNK_FIELD,
     bits_to_bytes,
@@ -166,7 +167,7 @@ class ParameterService:
         check_target(host, request)
         worker = worker_key(request.worker)
         clock = checked_clock(request.clock)
-        check_held(host, len(request.held_digests))
+        check_held(host, len(request.held_digests), len(host.model.chunks))
         await catch_up(host, request.generation)
         async for waiting in clock_reached(
             host, worker, clock, otherwise="readers take snapshots"
@@ -279,10 +280,19 @@ class ParameterService:
     async def pull_snapshot(
         self, request: messages.PullSnapshotRequest, context: Context
     ) -> AsyncIterator[bytes]:
-        """Sends this shard's part of a snapshot."""
+        """Sends this shard's part of a snapshot, but for what the reader has."""
         host = self._host
         check_target(host, request)
         host.images.image(request.snapshot_id)
+        wanted = _chunks_wanted(host, request.chunk_indexes)
+        if request.chunk_indexes and wanted != [*request.chunk_indexes]:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"{len(request.chunk_indexes)} chunks of a snapshot are asked for out "
+                "of order, or twice",
+            )
+        check_held(host, len(request.held_digests), len(wanted))
+        held = dict(zip(wanted, request.held_digests, strict=False))
         reader = machine_of(context)
         if not await host.snapshot_answers.is_free(reader, SLOT_TIMEOUT_S):
             raise Refusal(
@@ -291,11 +301,26 @@ class ParameterService:
                 f"{reader} were not read within {SLOT_TIMEOUT_S:g} s",
             )
         with host.snapshot_answers.taken(reader):
-            for chunk in host.model.chunks:
+            for chunk in map(host.model.engine.vectors.chunk, wanted):
+                digest = self._snapshot_digest(request.snapshot_id, chunk, held)
+                if digest is not None:
+                    yield unchanged_message(
+                        chunk, RESPONSE_CHUNK_FIELD, _all_of(chunk), digest
+                    )
+                    continue
                 for part in range(part_count(chunk.byte_count)):
                     yield self._snapshot_part(request.snapshot_id, chunk, part)
 
     # Inside
+
+    def _snapshot_digest(
+        self, snapshot_id: int, chunk: Chunk, held: Mapping[int, int]
+    ) -> int | None:
+        """The digest of a chunk of an image, if its reader has the same."""
+        if chunk.index not in held:
+            return None
+        digest = digest_of(self._host.images.image(snapshot_id).view(chunk.index))
+        return digest if digest == held[chunk.index] else None
 
     def _snapshot_part(self, snapshot_id: int, chunk: Chunk, part: int) -> bytes:
         """A message with a part of a chunk of an image.
@@ -309,7 +334,7 @@ class ParameterService:
         return encode_part(
             RESPONSE_CHUNK_FIELD,
             index=chunk.index,
-            presence=bits_to_bytes((True,) * len(chunk.slices)),
+            presence=bits_to_bytes(_all_of(chunk)),
             data=self._host.images.image(snapshot_id).read(chunk.index, None),
             part=part,
         )
@@ -363,6 +388,10 @@ class ParameterService:
         return await self._host.values_messages(
             item.chunk_index, item.presence, push.worker, sequence=push.sequence
         )
+
+
+def _all_of(chunk: Chunk) -> tuple[bool, ...]:
+    return (True,) * len(chunk.slices)
 
 
 def _chunks_wanted(host: ShardHost, named: Iterable[int]) -> list[int]:

@@ -196,18 +196,17 @@ def worker_choice(choice: membership_pb2.ClockChoice) -> ClockChoice:
     )
 
 
-def check_held(host: ShardHost, digest_count: int) -> None:
-    """Checks that a caller names what it has for all chunks, or for none.
+def check_held(host: ShardHost, digest_count: int, chunk_count: int) -> None:
+    """Checks that a caller names what it has for all chunks it wants, or for none.
 
     Raises:
         Refusal: `MALFORMED_MESSAGE`.
     """
-    chunk_count = len(host.model.chunks)
     if digest_count not in (0, chunk_count):
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
-            f"{digest_count} digests of what the caller has, shard {host.shard_index} "
-            f"has {chunk_count} chunks",
+            f"{digest_count} digests of what the caller has, for {chunk_count} chunks "
+            f"of shard {host.shard_index}",
         )
 
 

@@ -90,11 +90,11 @@ class ValuesEncoder:
             if reader is not None:
                 self.note_exact(chunk, values, reader)
             if held_digest is not None and held_digest == digest_of(values):
-                message = _unchanged(chunk, outer_field, presence, held_digest)
+                message = unchanged_message(chunk, outer_field, presence, held_digest)
                 return (message,), lambda: values
             return raw_messages(chunk, values, outer_field, presence), lambda: values
         if self._has_already(chunk, presence, reader, sequence):
-            message = _unchanged(chunk, outer_field, presence)
+            message = unchanged_message(chunk, outer_field, presence)
             # As they came then: nothing has changed since.
             come = partial(self._whole, chunk, values, outer_field, presence)
             return (message,), lambda: come()[1]()
@@ -266,7 +266,7 @@ class ValuesEncoder:
         return buffer_of(picked(chunk, values, is_raw))
 
 
-def _unchanged(
+def unchanged_message(
     chunk: Chunk, outer_field: int, presence: Presence, digest: int | None = None
 ) -> bytes:
     """A message for who has the values of a chunk."""

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pswire.frames import (
+    ENCODING_UNCHANGED,
     RESPONSE_CHUNK_FIELD,
     ChunkFrame,
     bits_to_bytes,
@@ -88,7 +89,9 @@ def test_chunks_of_any_shards_and_parts_become_the_tensors(
         assert got.dtype == expected.dtype
         assert got.shape == expected.shape
         assert torch.equal(got, expected)
-    assert image.byte_count == sum(entry.byte_count for entry in SCHEMA.entries)
+    assert image.received_byte_count == sum(
+        entry.byte_count for entry in SCHEMA.entries
+    )
 
 
 def _changed(frame: ChunkFrame, **changes: object) -> ChunkFrame:
@@ -139,6 +142,71 @@ def test_a_chunk_cut_short_is_refused() -> None:
     shard_index, frame = _frames(1, 64)[0]
     with pytest.raises(Refusal, match="too short"):
         image.add(shard_index, _changed(frame, last=True))
+
+
+def _unchanged(frame: ChunkFrame, digest: int) -> ChunkFrame:
+    return _changed(
+        frame, encoding=ENCODING_UNCHANGED, digest=digest, data=memoryview(b"")
+    )
+
+
+def _state() -> dict[str, dict[str, torch.Tensor]]:
+    names = [entry.name for entry in SCHEMA.entries]
+    return {SCHEMA.entries[0].model: dict(zip(names, _values(), strict=True))}
+
+
+def test_an_interrupted_download_goes_on_with_the_chunks_that_lack() -> None:
+    image = SnapshotImage(SCHEMA, 1)
+    frames = [frame for _, frame in _frames(1, 64)]
+    for frame in frames[:3]:  # a whole chunk or more, and a part of one
+        image.add(0, frame)
+    lacking = image.lacking(0)
+    assert image.expect(lacking) == []
+    for frame in frames:
+        if frame.index in lacking:
+            image.add(0, frame)
+    image.check_complete(0)
+    assert image.lacking(0) == []
+    assert all(map(torch.equal, image.tensors(), _values()))
+
+
+def test_what_is_held_is_kept_where_the_shard_has_the_same() -> None:
+    image, state = SnapshotImage(SCHEMA, 2), _state()
+    image.hold(state)
+    for tensors in state.values():
+        for tensor in tensors.values():
+            tensor.zero_()  # it is no longer the image's
+    for shard_index, frame in _frames(2):
+        (digest,) = image.expect([frame.index])
+        assert digest == frame.digest
+        image.add(shard_index, _unchanged(frame, digest))
+    assert image.received_byte_count == 0
+    assert all(map(torch.equal, image.tensors(), _values()))
+
+
+def test_tensors_of_another_shape_or_type_are_not_held() -> None:
+    image, state = SnapshotImage(SCHEMA, 1), _state()
+    (tensors,) = state.values()
+    tensors["body"] = tensors["body"][:-1]
+    tensors["half"] = tensors["half"].float()
+    del tensors["steps"]
+    image.hold(state)
+    for shard_index, frame in _frames(1):
+        image.add(shard_index, frame)
+    image.check_complete(0)
+    assert all(map(torch.equal, image.tensors(), _values()))
+
+
+def test_a_chunk_is_unchanged_only_by_the_digest_of_what_is_held() -> None:
+    shard_index, frame = _frames(2)[0]
+    with pytest.raises(Refusal) as caught:
+        SnapshotImage(SCHEMA, 2).add(shard_index, _unchanged(frame, frame.digest))
+    assert caught.value.reason is ErrorReason.CHUNK_INVALID
+    image = SnapshotImage(SCHEMA, 2)
+    image.hold(_state())
+    with pytest.raises(Refusal) as caught:
+        image.add(shard_index, _unchanged(frame, frame.digest + 1))
+    assert caught.value.reason is ErrorReason.CHUNK_DIGEST_MISMATCH
 
 
 class Tied(nn.Module):

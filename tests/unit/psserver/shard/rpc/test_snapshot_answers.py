@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, cast
@@ -12,7 +13,15 @@ from psserver.edge.cut_report import CutReport
 from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.shard_host import SNAPSHOTS_MAX, SNAPSHOTS_OF_MACHINE_MAX
 from psserver.shard.rpc import parameter_service
-from pswire.frames import RESPONSE_CHUNK_FIELD, decode_chunk, split_fields
+from pswire.encodings.change import digest_of
+from pswire.frames import (
+    ENCODING_RAW,
+    ENCODING_UNCHANGED,
+    RESPONSE_CHUNK_FIELD,
+    ChunkFrame,
+    decode_chunk,
+    split_fields,
+)
 from pswire.limits import PROTOCOL_VERSION, VALUES_PART_BYTES
 from pswire.membership import FenceKind
 from pswire.reasons import ErrorReason, Refusal
@@ -50,7 +59,12 @@ class Caller:
 
 
 def read(
-    shard: ServedShard, *, machine: int = 1, port: int = 1
+    shard: ServedShard,
+    *,
+    machine: int = 1,
+    port: int = 1,
+    chunk_indexes: Sequence[int] = (),
+    held_digests: Sequence[int] = (),
 ) -> AsyncIterator[bytes]:
     """A reader's call, of which nothing is read yet."""
     request = messages.PullSnapshotRequest(
@@ -58,6 +72,8 @@ def read(
         job_id="job",
         snapshot_id=1,
         shard_incarnation=1,
+        chunk_indexes=chunk_indexes,
+        held_digests=held_digests,
     )
     context = cast("Context", Caller(machine, port))
     return shard.service.pull_snapshot(request, context)
@@ -116,6 +132,55 @@ async def test_a_snapshot_comes_whole_and_in_parts(shard: ServedShard) -> None:
     assert {i: bytes(data) for i, data in found.items()} == {
         chunk.index: bytes(image.read(chunk.index)) for chunk in chunks
     }
+
+
+async def frames_of(call: AsyncIterator[bytes]) -> list[ChunkFrame]:
+    return [decode_chunk(split_fields(message)[0][1]) async for message in call]
+
+
+async def test_what_a_reader_has_is_not_sent(shard: ServedShard) -> None:
+    image = shard.host.images.image(1)
+    indexes = [chunk.index for chunk in shard.host.model.chunks]
+    digests = [digest_of(image.view(index)) for index in indexes]
+
+    same = await frames_of(read(shard, held_digests=digests))
+    assert [each.index for each in same] == indexes
+    assert [each.digest for each in same] == digests
+    assert {each.encoding for each in same} == {ENCODING_UNCHANGED}
+
+    *_, small, steps = indexes
+    found = await frames_of(
+        read(shard, chunk_indexes=[small, steps], held_digests=[1, digests[-1]])
+    )
+    assert [(each.index, each.encoding) for each in found] == [
+        (small, ENCODING_RAW),
+        (steps, ENCODING_UNCHANGED),
+    ]
+    assert bytes(found[0].data) == bytes(image.read(small))
+
+
+@pytest.mark.parametrize(
+    ("chunk_indexes", "digest_count", "text"),
+    [
+        ([99], 0, "chunk 99 is not one"),
+        ([-1], 1, "chunk -1 is not one"),
+        ([1, 1], 0, "2 chunks .* out of order, or twice"),
+        ([1, 0], 2, "2 chunks .* out of order, or twice"),
+        ([0, 1, 2, 2], 4, "4 chunks .* out of order, or twice"),
+        ([], 1, "1 digests .* of shard 0"),
+        ([], 1_000, "1000 digests .* of shard 0"),
+        ([1], 3, "3 digests .* for 1 chunks"),
+    ],
+)
+async def test_wrong_chunks_and_digests_are_refused(
+    shard: ServedShard, chunk_indexes: list[int], digest_count: int, text: str
+) -> None:
+    found = await refusal_of(
+        read(shard, chunk_indexes=chunk_indexes, held_digests=[7] * digest_count)
+    )
+    assert re.search(text, found.message)
+    assert shard.host.snapshot_answers.count("10.0.0.1") == 0
+    assert [message async for message in read(shard)]
 
 
 async def test_an_answer_that_is_not_read_keeps_no_released_image(
