@@ -64,6 +64,8 @@ class StateCopies:
         """The script makes a step, by the push of this number."""
         with self._lock:
             if sequence > self._steps[-1].sequence:
+                if not any(step.copies for step in self._steps):
+                    self._steps.clear()  # as of each of them there is nothing
                 self._steps.append(_AfterStep(sequence))
             while len(self._steps) > 2 and (
                 len(self._steps) > STEP_COUNT_MAX or self._byte_count > BYTE_COUNT_MAX
