@@ -26,7 +26,10 @@ COORDINATORS_FAILPOINTS: Final = (
 
 
 class FailingJob(WholeJob):
-    """One of its daemons has a failpoint.
+    """The coordinator, or each of the shards, has a failpoint.
+
+    Each of them: a process does not know which shard it will be, and of a small model
+    one may have nothing to load.
 
     Attributes:
         failpoint: Of the next life.
@@ -36,19 +39,24 @@ class FailingJob(WholeJob):
 
     @property
     def _failing(self) -> str:
-        is_shard = self.failpoint.startswith("shard")
-        return "shard-0" if is_shard else "coordinator"
+        return self.failpoint.partition(".")[0]
 
     def _start(self, name: str, *arguments: str, **environment: str) -> None:
-        if name == self._failing and self.failpoint:
+        if self.failpoint and name.startswith(self._failing):
             environment["PS_FAILPOINT"] = self.failpoint
         super()._start(name, *arguments, **environment)
 
     def wait_killed(self) -> None:
-        """Returns once the failpoint has killed the daemon."""
-        daemon = self.lives[-1].pop(self._failing)
-        wait_until(lambda: daemon.code is not None, self.failpoint, 90)
-        assert daemon.code == -signal.SIGKILL, self.logs()
+        """Returns once the failpoint has killed a daemon."""
+        daemons = {
+            n: c for n, c in self.lives[-1].items() if n.startswith(self._failing)
+        }
+
+        def killed() -> list[str]:
+            return [name for name, child in daemons.items() if child.code is not None]
+
+        wait_until(lambda: bool(killed()), self.failpoint, 90)
+        assert all(daemons[n].code == -signal.SIGKILL for n in killed()), self.logs()
 
 
 @pytest.mark.timeout(300)
