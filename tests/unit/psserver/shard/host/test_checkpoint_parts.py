@@ -139,8 +139,9 @@ async def test_the_copy_is_not_reported_before_all_of_it_is_made(parts: Parts) -
         parts.make(7)
         # The other thread has ended all the others before it comes to this.
         await parts.arithmetic.result(lambda: None, CHUNK_BYTES)
-        assert parts.cuts.empty()
-        go_on.set()
+        is_reported = not parts.cuts.empty()
+        go_on.set()  # be it too soon: a thread that waits would outlive the test
+        assert not is_reported
         assert not (await parts.cuts.get()).failure
 
 
