@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,12 @@ def folder_in(tmp_path: Path) -> CheckpointFolder:
     return CheckpointFolder(str(tmp_path / "checkpoints"))
 
 
-def train(job: Job, worker_id: str, clip_grad_norm: float | None) -> None:
+def train(
+    job: Job,
+    worker_id: str,
+    clip_grad_norm: float | None,
+    after_step: Callable[[int], object] = lambda _: None,
+) -> None:
     """One epoch of a small model."""
     with connect(job, worker_id) as ps:
         torch.manual_seed(0)
@@ -78,6 +84,7 @@ def train(job: Job, worker_id: str, clip_grad_norm: float | None) -> None:
             model(inputs).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+            after_step(ps.clock)
 
 
 def save(job: Job) -> CommittedCheckpoint:
@@ -170,10 +177,16 @@ def test_one_is_made_every_so_many_steps_and_so_many_stay(tmp_path: Path) -> Non
         checkpoint_interval=CheckpointInterval(step_count=1),
         checkpoint_keep_count=1,
     ) as job:
-        with Crew(dict.fromkeys("ab", lambda name: train(job, name, None))) as crew:
-            first = wait_newest(job)
-            wait_newest(job, above=first.version)
+        made = []
+
+        def hold(clock: int) -> None:
+            if clock in (10, 20):
+                made.append(wait_newest(job, above=2 * (clock - 10)).version)
+
+        works = dict.fromkeys("ab", lambda name: train(job, name, None, hold))
+        with Crew(works) as crew:
             crew.results()
+        assert len(set(made)) > 1, "it was made while workers trained"
         newest = wait_newest(job, above=99)
         status = status_message(job.coordinator.core, job.coordinator.waits, now_ms())
         assert status.checkpoints.newest.place.name == newest.name
