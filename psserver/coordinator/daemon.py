@@ -136,7 +136,7 @@ def _tell(config: CoordinatorConfig, host: CoordinatorHost) -> None:
 
 async def _fail_with(host: CoordinatorHost) -> None:
     reason = await host.until_failed()
-    raise JobFailedError(
-        f"{reason}; start a new job, with another --state-dir. With --checkpoint-dir a "
-        "job goes on from its newest checkpoint"
-    )
+    cure = "start a new job, with another --state-dir"
+    if host.core.settings.checkpoints is None:
+        cure += ". With --checkpoint-dir a job goes on from its newest checkpoint"
+    raise JobFailedError(f"{reason}; {cure}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pswire.checkpoint.errors import DamagedError
+from pswire.checkpoint.errors import UNREADABLE, DamagedError
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import Manifest
 from pswire.checkpoint.parts import PartKey, PartReader
@@ -78,7 +78,7 @@ def _used(reader: PartReader) -> Mapping[str, Any]:
     """By optimizer the settings of its newest update, as its shard says."""
     try:
         used: Mapping[str, Any] = json.loads(reader.metadata["core"])["used"]
-    except (LookupError, RecursionError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise DamagedError("a part says nothing of its shard") from error
     return used
 

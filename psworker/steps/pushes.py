@@ -50,6 +50,7 @@ class MemberPushes:
 
     Attributes:
         pending: Data that was drawn and not yet pushed or reported.
+        first_epochs: By loader, the first epoch that was not over when it joined.
         member: This worker's place in the job, as of joining.
         last_push: What became of the newest push, `None` before the first.
         rejoin_count: How often the worker was evicted and has joined again.

@@ -143,7 +143,7 @@ def train() -> None:
                     samples=numbers.tolist(),
                     rate=optimizer.param_groups[0]["lr"],
                 )
-                time.sleep(pace_s)
+                time.sleep(pace_s)  # as a larger model would take
                 if ps.clock in holds:
                     say("holds", clock=ps.clock)
                     signal.sigwait({signal.SIGUSR1})

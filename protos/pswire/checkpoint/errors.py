@@ -1,5 +1,20 @@
 """What goes wrong with checkpoints. Each text says what, why, and what to do."""
 
+from typing import Final
+
+from pswire.reasons import Refusal
+
+UNREADABLE: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    Refusal,
+    TypeError,
+    ValueError,
+)
+"""What decoding raises of stored values that no release has written."""
+
 
 class CheckpointError(Exception):
     """A checkpoint can't be written, read or deleted."""

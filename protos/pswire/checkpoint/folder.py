@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from pswire import failpoints
 from pswire.checkpoint.errors import (
+    UNREADABLE,
     CheckpointError,
     DamagedError,
     FormatError,
@@ -99,7 +100,7 @@ class Owner:
                 isinstance(each, str)
                 for each in (owner.job_id, owner.token, *owner.begun)
             )
-        except (LookupError, RecursionError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise DamagedError("it names no owner") from error
         if not is_text or any(
             CheckpointName.parse(each) is None for each in owner.begun

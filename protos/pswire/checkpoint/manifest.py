@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from pswire.checkpoint.errors import CheckpointError, DamagedError, FormatError
+from pswire.checkpoint.errors import (
+    UNREADABLE,
+    CheckpointError,
+    DamagedError,
+    FormatError,
+)
 from pswire.job_terms import JobTerms
 from pswire.job_terms_codec import dump_terms, load_terms
 from pswire.limits import (
@@ -23,7 +28,6 @@ from pswire.limits import (
 from pswire.membership import Mode
 from pswire.names import name_problem, printable
 from pswire.placement import Placement, place
-from pswire.reasons import Refusal
 
 FORMAT: Final = 1
 """Version of all files of a checkpoint; a newer one is refused by name."""
@@ -59,16 +63,6 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "job": dict,
 }
 """Fields of the manifest as JSON has them."""
-
-_UNREADABLE: Final = (
-    AttributeError,
-    LookupError,
-    RecursionError,
-    Refusal,
-    TypeError,
-    ValueError,
-)
-"""What decoding raises of values that no release has written."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -227,7 +221,7 @@ class Manifest:
                 }
             )
             problem = manifest._problem()
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise DamagedError(
                 f"it is no manifest: {type(error).__name__}, "
                 f"{printable(str(error))[:128]}"
@@ -302,7 +296,7 @@ def _opened(text: str | bytes) -> dict[str, Any]:
         # value, such as spaces.
         written = text.decode() if isinstance(text, bytes) else text
         is_whole = type(found) is int and written == _sealed(found, body)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise DamagedError(
             f"it is no JSON of a manifest: {printable(str(error))[:128]}"
         ) from error

@@ -10,7 +10,7 @@ from io import RawIOBase
 from math import prod
 from typing import Any, Final, NamedTuple
 
-from pswire.checkpoint.errors import DamagedError
+from pswire.checkpoint.errors import UNREADABLE, DamagedError
 from pswire.limits import DIMENSION_COUNT_MAX
 from pswire.names import printable
 from pswire.schema import ElementType
@@ -84,13 +84,7 @@ def read_head(file: RawIOBase, byte_count: int) -> PartHead:
         first = _LENGTH_BYTES + length
         tensors = {name: _place(entry, first) for name, entry in head.items()}
         _check_covered(tensors, first, byte_count)
-    except (
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except UNREADABLE as error:
         raise DamagedError(
             f"it is no safetensors file: {type(error).__name__}, "
             f"{printable(str(error))[:128]}"

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from xxhash import xxh3_64_hexdigest
 
-from pswire.checkpoint.errors import DamagedError, StorageError
+from pswire.checkpoint.errors import UNREADABLE, DamagedError, StorageError
 from pswire.checkpoint.part_head import read_head
 from pswire.names import printable
 from pswire.optimizer_states import StateKey
@@ -153,7 +153,7 @@ class PartReader:
             is_whole = self._digests.keys() == {*self._places, ""} and (
                 self._digests[""] == _metadata_digest(self.metadata)
             )
-        except (AttributeError, KeyError, RecursionError, ValueError) as error:
+        except UNREADABLE as error:
             raise DamagedError("it has no digests of its tensors") from error
         if not is_whole:
             raise DamagedError("its digests are of other tensors, or of other metadata")

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save
 
 from pswire.byte_text import byte_text
-from pswire.checkpoint.errors import DamagedError
+from pswire.checkpoint.errors import UNREADABLE, DamagedError
 from pswire.checkpoint.part_head import TensorPlace, read_head
 from pswire.limits import STATE_BYTES_MAX
 from pswire.names import printable
@@ -74,7 +74,7 @@ def decode_states(data: bytes) -> dict[str, Any]:
             raise TypeError("its skeleton is no object")
         reader = _Reader(data, head.tensors)
         return {name: reader.value(each) for name, each in skeleton.items()}
-    except (LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise DamagedError(
             f"it is no registered state: {type(error).__name__}, "
             f"{printable(str(error))[:128]}"

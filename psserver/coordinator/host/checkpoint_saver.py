@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from psserver.coordinator.core.checkpoints import (
@@ -26,6 +27,7 @@ from psserver.coordinator.host.job_waits import JobWaits
 from psserver.coordinator.host.restored_job import newest_saved
 from psserver.coordinator.storage.saved_job import manifest_of, saved_job_of
 from psserver.edge.changes import Changes
+from psserver.edge.file_calls import in_thread
 from psserver.edge.lifecycle import LAST_CHECKPOINT_S
 from psserver.edge.monotonic import now_ms
 from pswire import failpoints
@@ -102,7 +104,7 @@ class CheckpointSaver:
         try:
             if folder is None:
                 raise MissingError("this job makes no checkpoints")
-            return await asyncio.to_thread(lambda: folder.state(folder.manifest(name)))
+            return await in_thread(lambda: folder.state(folder.manifest(name)))
         except CheckpointError as error:
             raise Refusal(
                 ErrorReason.CHECKPOINT_FAILED,
@@ -263,7 +265,7 @@ class CheckpointSaver:
         assert self._folder is not None
         log.error("waiting for %s", effect.reason)
         try:
-            saved = await asyncio.to_thread(newest_saved, self._folder, settings.url)
+            saved = await in_thread(partial(newest_saved, self._folder, settings.url))
         except CheckpointError as error:
             log.error("no other checkpoint is found: %s", error)
             return
@@ -290,8 +292,10 @@ class CheckpointSaver:
         assert settings is not None
         assert self._folder is not None
         try:
-            deleted = await asyncio.to_thread(
-                self._folder.prune, self._core.settings.job_id, settings.keep_count
+            deleted = await in_thread(
+                partial(
+                    self._folder.prune, self._core.settings.job_id, settings.keep_count
+                )
             )
         except CheckpointError as error:
             log.warning("older checkpoints are not deleted: %s", error)
@@ -307,7 +311,7 @@ class CheckpointSaver:
         In a thread: a disk or a store may take its time.
         """
         try:
-            return await asyncio.to_thread(work)
+            return await in_thread(work)
         except CheckpointError as error:
             reason = str(error)
         except Exception as error:  # else it would be in the making for ever

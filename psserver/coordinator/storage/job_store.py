@@ -34,10 +34,10 @@ from psserver.coordinator.storage.job_codec import (
 )
 from psserver.edge.state_folder import StateFolderError
 from pswire import failpoints
+from pswire.checkpoint.errors import UNREADABLE
 from pswire.job_terms import JobTerms
 from pswire.job_terms_codec import dump_terms, load_terms
 from pswire.names import printable
-from pswire.reasons import Refusal
 from pswire.recorded_split import RecordedSplit
 
 T = TypeVar("T")
@@ -63,16 +63,8 @@ _IN_WAL_MODE: Final = b"\x02\x02"
 """Header of a database whose last process did not end in good order: part of its state
 is in the write-ahead log. Source: https://sqlite.org/fileformat2.html"""
 
-_UNREADABLE: Final = (
-    AttributeError,
-    LookupError,
-    RecursionError,
-    Refusal,
-    TypeError,
-    ValueError,
-    sqlite3.Error,
-)
-"""What decoding raises of a value that no release has written."""
+_UNREADABLE: Final = (*UNREADABLE, sqlite3.Error)
+"""What reading the file raises where no release has written what is there."""
 
 
 class NotWrittenError(Exception):

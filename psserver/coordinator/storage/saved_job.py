@@ -15,7 +15,7 @@ from psserver.coordinator.storage.job_codec import (
     load_record,
 )
 from psserver.edge.coordinator_settings import CoordinatorSettings
-from pswire.checkpoint.errors import DamagedError
+from pswire.checkpoint.errors import UNREADABLE, DamagedError
 from pswire.checkpoint.manifest import FilePart, Manifest
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.names import printable
@@ -85,7 +85,7 @@ def saved_job_of(manifest: Manifest, url: str) -> SavedJob:
             },
             has_state=manifest.state is not None,
         )
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise DamagedError(
             f"{manifest.name} says nothing of its job that can be read: "
             f"{type(error).__name__}, {printable(str(error))[:128]}; use another "

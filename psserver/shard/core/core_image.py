@@ -10,6 +10,7 @@ from psserver.shard.core.clock_table import ClockTable
 from psserver.shard.core.dedupe import PushWindow
 from psserver.shard.core.member_on_shard import MembersOnShard
 from psserver.shard.core.push import Trailer
+from pswire.checkpoint.errors import UNREADABLE
 from pswire.leased_data import DataRange
 from pswire.membership import WorkerKey
 from pswire.outcome import Outcome
@@ -158,13 +159,7 @@ class CoreImage:
                     for name, paces in data["paces"].items()
                 },
             )
-        except (
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except UNREADABLE as error:
             problem = f"{type(error).__name__} {error}"
             raise ValueError(f"no state of a shard's protocol: {problem:.96}") from None
 

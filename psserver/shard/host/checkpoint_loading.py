@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from psserver.shard.host.file_calls import in_thread
+from psserver.edge.file_calls import in_thread
 from psserver.shard.host.shard_model import ShardModel
 from psserver.shard.tensors.chunk_image import ChunkImage
 from psserver.shard.tensors.saved_images import SavedImages

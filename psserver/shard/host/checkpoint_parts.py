@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from psserver.edge.cut_report import CutReport, PartReport
+from psserver.edge.file_calls import in_thread
 from psserver.shard.core.core_image import CoreImage
 from psserver.shard.host.arithmetic import Arithmetic
-from psserver.shard.host.file_calls import in_thread
 from psserver.shard.host.shard_model import ShardModel
 from psserver.shard.tensors.chunk_image import ChunkImage
 from psserver.shard.tensors.shard_image import ShardImage

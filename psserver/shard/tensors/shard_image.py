@@ -14,7 +14,7 @@ import torch
 
 from psserver.shard.core.core_image import CoreImage
 from psserver.shard.tensors.chunk_image import ChunkImage, HeldState
-from pswire.checkpoint.errors import DamagedError
+from pswire.checkpoint.errors import UNREADABLE, DamagedError
 from pswire.checkpoint.parts import PartKey, PartReader
 from pswire.names import printable
 from pswire.placement import Chunk
@@ -84,13 +84,7 @@ class PartOfImage:
         try:
             self.core = CoreImage.from_json(part.metadata["core"])
             self._declared = _declared(json.loads(part.metadata["declared"]))
-        except (
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except UNREADABLE as error:
             raise DamagedError(
                 f"its metadata are not a shard's: {printable(str(error))[:128]}"
             ) from error

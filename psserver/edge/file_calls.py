@@ -28,7 +28,7 @@ async def in_thread(call: Callable[[], Result]) -> Result:
             do = partial(future.set_result, call())
         except BaseException as error:
             do = partial(future.set_exception, error)
-        with suppress(RuntimeError):  # the loop is closed: the shard has ended
+        with suppress(RuntimeError):  # the loop is closed: the process ends
             loop.call_soon_threadsafe(settle, do)
 
     threading.Thread(target=run, name="files", daemon=True).start()
