@@ -153,7 +153,7 @@ def _prepare_child() -> None:
 
 
 async def _stop_first(children: list[asyncio.subprocess.Process]) -> None:
-    """Tells the coordinator to end, and waits for its last checkpoint.
+    """Sends SIGTERM to the coordinator, and waits for its last checkpoint.
 
     Its shards must live until then.
     """

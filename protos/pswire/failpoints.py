@@ -53,7 +53,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "checkpoint.file_synced": "Its bytes are durable; it has not got its name.",
         "checkpoint.file_renamed": "It has its name, which is not durable.",
         "checkpoint.file_durable": "A file is durable under its name.",
-        "checkpoint.complete": "The manifest is durable; nobody has heard of it yet.",
+        "checkpoint.complete": "The manifest is durable; nothing says so yet.",
         "checkpoint.file_removed": "A file of a checkpoint is deleted; others follow.",
     }
 )

@@ -312,7 +312,7 @@ class Checkpoints:
         return None if ended is None else ended.snapshot_id
 
     def fail(self, reason: str, now_ms: int) -> int | None:
-        """The checkpoint comes to nothing, and another one is tried after a pause.
+        """The checkpoint has failed, and another one is tried after a pause.
 
         Returns:
             The copies to free, if the cut had a name.

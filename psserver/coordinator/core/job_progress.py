@@ -640,7 +640,7 @@ class JobProgress:
     def _decide_checkpoint(self, fence: ActiveFence, cut: Cut, now_ms: int) -> None:
         """Decides a cut for a checkpoint, with all that the coordinator adds to it.
 
-        Shards are frozen, and nobody has been told of anything beyond the cut: the
+        Shards are frozen, and nothing beyond the cut is acknowledged: the
         ledger is what it is to be but for pushes that nobody has reported yet.
         """
         assert self.record is not None

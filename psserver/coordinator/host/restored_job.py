@@ -36,7 +36,7 @@ def newest_saved(
 
     Args:
         folder: Where to look.
-        url: The same, as shards are told it.
+        url: The same, as it is sent to shards.
         verifies: Whether one counts only if every byte of it is as it was written, and
             all its values are finite; else if its manifest is.
 

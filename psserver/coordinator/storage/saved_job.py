@@ -107,9 +107,5 @@ def _job_values(
             [each.loader, each.epoch, json.loads(dump_epoch(each))]
             for each in checkpoint.ledger.epochs()
         ],
-        "enrolments": [
-            [loader, [list(worker) for worker in workers]]
-            for loader, workers in checkpoint.ledger.enrolments()
-        ],
         "splits": [asdict(each) for each in splits],
     }

@@ -100,7 +100,7 @@ class CoreImage:
 
     @property
     def holdings(self) -> tuple[WorkerHolding, ...]:
-        """What the coordinator hears of the members, with their newest ranges."""
+        """What is reported of the members, with their newest ranges."""
         return tuple(
             WorkerHolding(
                 worker=window.worker,

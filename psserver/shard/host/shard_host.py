@@ -59,7 +59,7 @@ from pswire.reasons import ErrorReason, Refusal
 log = logging.getLogger("psserver.shard")
 
 Report = FenceReport | CutReport | PartReport
-"""What the coordinator hears, until it has taken it."""
+"""What is reported to the coordinator, until it has answered."""
 
 ANSWERS_OF_WORKER_MAX = 4
 """Answers of a kind that are under way to a worker. It reads one, beside it single

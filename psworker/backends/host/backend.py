@@ -191,7 +191,7 @@ class HostDataLink:
         return self._here.rejoin_count
 
     def open_before(self, loader: str, epoch: int) -> Iterable[int]:
-        """None: the processes of a group are told of no epoch but their own."""
+        """None: a process of a group goes on in its own epoch."""
         return ()
 
     @property
