@@ -240,14 +240,14 @@ class ShardSilence:
         self._membership = membership
         self._clock = clock
         self._on_waiting = on_waiting
-        self._began = self._noted = now()
+        self._began = self._noted = self._reported = now()
         self._heard = dict.fromkeys(range(len(membership.shards)), self._began)
         self._trouble: dict[int, str] = {}  # what became of the last attempt
         self._last_said: Waiting | None = None  # by a shard
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
-        self._wait(min(WAITING_INTERVAL_MS / 1000, self._reach.pause_s))
+        self._wait()
         return self
 
     def __exit__(
@@ -338,22 +338,27 @@ class ShardSilence:
         silent = self.waiting
         return f"waiting for {silent} ({error})" if silent else str(error)
 
-    def _wait(self, delay_s: float) -> None:
+    def _wait(self) -> None:
+        delay_s = min(WAITING_INTERVAL_MS / 1000 / 5, self._reach.pause_s / 2)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
 
     def _look(self) -> None:
-        interval_s = WAITING_INTERVAL_MS / 1000
         waiting = self.waiting
-        if waiting is not None and now() - self._noted >= interval_s:
+        if waiting is not None and now() - self._noted >= WAITING_INTERVAL_MS / 1000:
             self._noted = now()
             self._on_waiting(waiting)
-        silent = [i for i in self._heard if self._silence_s(i) >= self._reach.pause_s]
-        if silent and (self._asking is None or self._asking.done()):
+        is_idle = self._asking is None or self._asking.done()
+        if is_idle and now() - self._reported >= self._reach.pause_s:
+            # Also where no shard is silent: only so is it known that another worker
+            # can't reach what this one can.
+            self._reported = now()
+            pause_s = self._reach.pause_s / 2
+            silent = [i for i in self._heard if self._silence_s(i) >= pause_s]
             self._asking = self._reach.begin(self._ask(silent))
-        self._wait(min(interval_s / 5, self._reach.pause_s))
+        self._wait()
 
     async def _ask(self, shard_indexes: Collection[int]) -> None:
-        """Asks shards whether they are there, and reports what came of it."""
+        """Asks shards whether they are there, and reports of all that are awaited."""
         for index in await self._reach.answering(shard_indexes):
             self._asked[index] = now()
         silent_s = {index: self._silence_s(index) for index in self._heard}

@@ -683,6 +683,18 @@ BUGS = (
         tests=("tests/integration/test_overlap_faults.py",),
     ),
     PlantedBug(
+        "only who has a silent shard reports which shards answer",
+        (
+            Edit(
+                "psworker/member/shard_reach.py",
+                "            self._asking = self._reach.begin(self._ask(silent))\n",
+                "            if silent:\n"
+                "                self._asking = self._reach.begin(self._ask(silent))\n",
+            ),
+        ),
+        tests=("tests/unit/psworker/member/test_shard_reach.py",),
+    ),
+    PlantedBug(
         "a push keeps its gradient until it is answered",
         (
             Edit(

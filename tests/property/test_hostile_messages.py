@@ -183,15 +183,8 @@ def methods_of(service: str) -> list[str]:
 
 @contextmanager
 def calls_of(service: str, make: Callable[[], Awaitable[Any]]) -> Iterator[Service]:
-    """A service in an event loop of its own, whose waiting calls say so at once."""
-    with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
-        for module in (
-            "coordinator.rpc.worker_control",
-            "shard.rpc.parameter_service",
-            "shard.rpc.readiness",
-            "shard.rpc.seed_call",
-        ):
-            patch.setattr(f"psserver.{module}.WAITING_INTERVAL_MS", 1)
+    """A service in an event loop of its own."""
+    with asyncio.Runner() as runner:
 
         async def begin() -> Any:  # noqa: ANN401, either
             return await make()
@@ -203,6 +196,23 @@ def calls_of(service: str, make: Callable[[], Awaitable[Any]]) -> Iterator[Servi
             return runner.run(called(handlers, path, requests, timeout_s=TIMEOUT_S))
 
         yield host, call
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """Calls say at once whom they wait for.
+
+    Patched once, as services end in another order than they begin.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (
+            "coordinator.rpc.worker_control",
+            "shard.rpc.parameter_service",
+            "shard.rpc.readiness",
+            "shard.rpc.seed_call",
+        ):
+            patch.setattr(f"psserver.{module}.WAITING_INTERVAL_MS", 1)
+        yield
 
 
 @pytest.fixture(scope="module", params=["one phase", "two phases"])

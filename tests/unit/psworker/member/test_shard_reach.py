@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
+
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from psworker.member.membership import Membership
@@ -105,6 +107,36 @@ async def test_a_wait_that_ends_without_an_answer_does_not_claim_one() -> None:
     await shards.reach.close()
 
     assert {1: 0} not in shards.told
+
+
+@pytest.mark.parametrize("heard_every_s", [50, 250, 500, 5_000])
+async def test_who_reaches_a_shard_reports_it_before_that_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, heard_every_s: int
+) -> None:
+    """However often the shard says whom it waits for, so that nobody need ask it.
+
+    The coordinator forgets a report after a lease, and evicts another worker that
+    can't reach the shard by what it knows of this one.
+    """
+    shards = Shards(lease_s=1_000.0)
+    reported_s: list[int] = []
+    now_s = 0
+    monkeypatch.setattr("psworker.member.shard_reach.now", lambda: float(now_s))
+    with shards.waiting() as silence:
+        silence.answered(0)
+        for now_s in range(50, 3_001, 50):
+            if now_s % heard_every_s == 0:
+                silence.heard(1)
+            told_count = len(shards.told)
+            silence._look()
+            if silence._asking is not None:
+                await silence._asking
+            if len(shards.told) > told_count:
+                reported_s.append(now_s)
+    await shards.reach.close()
+
+    assert reported_s == [500, 1_000, 1_500, 2_000, 2_500, 3_000]
+    assert all(told[1] < 500_000 for told in shards.told)
 
 
 async def test_nobody_is_asked_before_half_a_lease() -> None:
