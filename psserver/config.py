@@ -9,6 +9,7 @@ from psserver.edge.coordinator_settings import (
     CHECKPOINT_KEEP_COUNT_DEFAULT,
     CheckpointSettings,
     CoordinatorSettings,
+    ShardLossPolicy,
 )
 from pswire.addresses import Address
 from pswire.keepalive import reconnect_grace_ms
@@ -113,6 +114,8 @@ class CoordinatorConfig:
         staleness_bound: Largest staleness in SSP, in clocks; None for the default.
         workers_min: Workers that must be there before the first clock.
         worker_loss_policy: What to do when a worker is lost.
+        shard_loss_policy: What to do when a shard is lost; None to return to a
+            checkpoint if there is one, and to fail else.
         step_atomicity: When a push is applied; None for what the rest needs.
         backup_worker_count: In BSP, workers that a clock need not wait for.
         is_staleness_scaled: Whether the learning rate of a push is divided by its
@@ -137,6 +140,7 @@ class CoordinatorConfig:
     staleness_bound: int | None = None
     workers_min: int = 1
     worker_loss_policy: LossPolicy = LossPolicy.CONTINUE
+    shard_loss_policy: ShardLossPolicy | None = None
     step_atomicity: StepAtomicity | None = None
     backup_worker_count: int = 0
     is_staleness_scaled: bool = False
@@ -184,6 +188,7 @@ class CoordinatorConfig:
             delay_compensation=self.delay_compensation,
             chunk_bytes=(self.chunk_kib or 0) << 10,
             checkpoints=self._checkpoints,
+            shard_loss_policy=self.shard_loss_policy,
         )
 
     def notes(self) -> tuple[str, ...]:
@@ -275,6 +280,13 @@ class CoordinatorConfig:
         if self.checkpoint_url is not None:
             self._validate_checkpoint_url(self.checkpoint_url)
             return
+        if self.shard_loss_policy is ShardLossPolicy.WAIT:
+            raise OptionError(
+                "--on-shard-loss wait can't go without --checkpoint-dir: the values of "
+                "a shard that is lost are gone, and the one that takes its place has "
+                "them from a checkpoint alone; say where checkpoints shall go, or "
+                "leave it out"
+            )
         for option, value in (
             ("--checkpoint-every", self.checkpoint_interval),
             ("--checkpoint-keep", keep_count),

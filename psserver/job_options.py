@@ -27,7 +27,10 @@ from psserver.config import (
     ListenConfig,
 )
 from psserver.edge.checkpoint_interval import EVERY_TEN_MINUTES, CheckpointInterval
-from psserver.edge.coordinator_settings import CHECKPOINT_KEEP_COUNT_DEFAULT
+from psserver.edge.coordinator_settings import (
+    CHECKPOINT_KEEP_COUNT_DEFAULT,
+    ShardLossPolicy,
+)
 from pswire.limits import (
     CHUNK_BYTES_ASKED_MIN,
     CHUNK_BYTES_MAX,
@@ -97,6 +100,17 @@ class JobOptions:
             "process registers under its worker id, which continues the open clock.",
         ),
     ] = LossPolicy.CONTINUE.label
+    on_shard_loss: Annotated[
+        str | None,
+        choice_option(
+            ShardLossPolicy.labels(),
+            help="After the loss of a shard: wait for a new one and return to the "
+            "newest checkpoint in the same processes, or fail. With wait the first "
+            "checkpoint is made when the job starts. By default it waits if there is a "
+            "checkpoint.",
+            show_default=False,
+        ),
+    ] = None
     step_atomicity: Annotated[
         str | None,
         choice_option(
@@ -196,6 +210,7 @@ class JobOptions:
         """The coordinator's settings; not validated yet."""
         atomicity = self.step_atomicity
         interval = self.checkpoint_every
+        on_shard_loss = self.on_shard_loss
         return CoordinatorConfig(
             listen=listen,
             state_dir=state_dir,
@@ -204,6 +219,9 @@ class JobOptions:
             staleness_bound=self.staleness,
             workers_min=self.min_workers,
             worker_loss_policy=LossPolicy.labelled(self.on_worker_loss),
+            shard_loss_policy=ShardLossPolicy.labelled(on_shard_loss)
+            if on_shard_loss
+            else None,
             step_atomicity=StepAtomicity.labelled(atomicity) if atomicity else None,
             backup_worker_count=self.backup_workers,
             is_staleness_scaled=self.staleness_scaling,

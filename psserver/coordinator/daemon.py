@@ -137,6 +137,11 @@ def _tell(config: CoordinatorConfig, host: CoordinatorHost) -> None:
 async def _fail_with(host: CoordinatorHost) -> None:
     reason = await host.until_failed()
     cure = "start a new job, with another --state-dir"
-    if host.core.settings.checkpoints is None:
+    if host.core.way_back is not None:
+        cure = (
+            "start all again by the same command lines, and the job goes on from "
+            f"{host.core.way_back.point}"
+        )
+    elif host.core.settings.checkpoints is None:
         cure += ". With --checkpoint-dir a job goes on from its newest checkpoint"
     raise JobFailedError(f"{reason}; {cure}")

@@ -6,13 +6,20 @@ from typing import Final
 
 from psserver.edge.checkpoint_interval import EVERY_TEN_MINUTES, CheckpointInterval
 from pswire.job_settings import JobSettings
-from pswire.membership import LossPolicy, StepAtomicity
+from pswire.membership import LabelledEnum, LossPolicy, StepAtomicity
 
 CHECKPOINT_KEEP_COUNT_DEFAULT: Final = 3
 
 RETURN_MS_MIN: Final = 5_000
 """Time that peers have to come back after the coordinator's own start, however short
 the lease is: a connection that was refused is tried again after up to 2.4 s."""
+
+
+class ShardLossPolicy(LabelledEnum):
+    """What to do when a shard is lost."""
+
+    WAIT = 1
+    FAIL = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +51,8 @@ class CoordinatorSettings(JobSettings):
             take.
         job_seed: From which the seeds of all epochs follow; 0 for none.
         checkpoints: Where checkpoints go; None for a job that makes none.
+        shard_loss_policy: What to do when a shard is lost; by default the job returns
+            to its newest checkpoint, and fails if there is none yet.
     """
 
     reconnect_grace_ms: int = 500
@@ -52,6 +61,7 @@ class CoordinatorSettings(JobSettings):
     pin_ttl_ms: int = 30_000
     job_seed: int = 0
     checkpoints: CheckpointSettings | None = None
+    shard_loss_policy: ShardLossPolicy | None = None
 
     def __post_init__(self) -> None:
         """Checks what can't work otherwise."""

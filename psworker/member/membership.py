@@ -106,7 +106,7 @@ class Membership:
                 self.fail(
                     JobFailedError(
                         f"the job failed: {reason}; look into the logs of coordinator "
-                        "and shards, and start new ones with other --state-dir folders"
+                        f"and shards, and {self._new_start}"
                     )
                     if failed
                     else JobEndedError(f"the job is over: {reason or 'it finished'}")
@@ -150,6 +150,15 @@ class Membership:
             return await wait.of(work)
         finally:
             self._waits.discard(wait)
+
+    @property
+    def _new_start(self) -> str:
+        if self.makes_checkpoints:
+            return (
+                "start all again by the same command lines: the job goes on from its "
+                "newest checkpoint, if it has one"
+            )
+        return "start new ones with other --state-dir folders"
 
     def _take_record(self, record: Record) -> None:
         was_member = self.member is not None

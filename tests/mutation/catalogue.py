@@ -2269,6 +2269,19 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a job that shall fail after the loss of a shard returns to a checkpoint",
+        (
+            Edit(
+                f"{JOB_CORE}/coordinator.py",
+                "if was_here and self.settings.shard_loss_policy",
+                "if not away and self.settings.shard_loss_policy",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_start_point.py::test_a_job_that_shall_fail_fails_though_it_has_a_checkpoint",
+        ),
+    ),
+    PlantedBug(
         "the first worker of a job that goes on decides what it trains",
         (
             Edit(

@@ -4,7 +4,7 @@ Pure; see the package. Never in the path of a step: what it decides reaches shar
 and workers as records.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from psserver.coordinator.core.checkpoints import PendingCheckpoint
 from psserver.coordinator.core.coordinator_effects import (
@@ -41,6 +41,7 @@ from psserver.edge.coordinator_settings import (
     RETURN_MS_MIN,
     CoordinatorSettings,
     JobPhase,
+    ShardLossPolicy,
 )
 from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_report import FenceReport
@@ -720,11 +721,8 @@ class CoordinatorCore:
             parts += self._unreached_shards()
         else:
             if parts:
-                ends = (
-                    "fails"
-                    if self.way_back is None
-                    else f"returns to {self.way_back.point}"
-                )
+                point = self._returns_to(self.shards.missing)
+                ends = "fails" if point is None else f"returns to {point.point}"
                 after_s = self.settings.lease_ttl_ms // 2 / 1000
                 parts[-1] += f", without which the job {ends} after {after_s:g} s"
             parts += waiting_text(
@@ -769,17 +767,16 @@ class CoordinatorCore:
             Refusal: `RECOVERING`.
         """
         is_known = self.shards.place_of(process_id) is not None
-        if self.record is None or self.way_back is None or is_known:
-            return
         away = self.shards.missing
-        if not away:
+        way_back = self._returns_to(away)
+        if self.record is None or way_back is None or is_known or not away:
             return
         self.shards.note_seeker(process_id, now_ms)
         names = ", ".join(slot.state_text(now_ms) for slot in away)
         raise Refusal(
             ErrorReason.RECOVERING,
             f"all places are taken, and away is {names}: if it does not come back, "
-            f"the job returns to {self.way_back.point} and has places for new shards",
+            f"the job returns to {way_back.point} and has places for new shards",
             cure="wait, which takes a few seconds",
         )
 
@@ -790,15 +787,28 @@ class CoordinatorCore:
         all that are away.
         """
         lost = self.shards.lost(now_ms, self.settings.lease_ttl_ms // 2)
-        if self.way_back is None:
+        away = self.shards.missing
+        way_back = self._returns_to(away)
+        if way_back is None:
             for slot in lost:
                 self.progress.fail(f"shard {slot.index} at {slot.address} was lost")
         elif lost or (
             now_ms >= self._shards_back_ms
             and self.shards.are_replaced(now_ms, self.settings.reconnect_grace_ms)
         ):
-            away = " and ".join(slot.state_text(now_ms) for slot in self.shards.missing)
-            self.progress.return_to(self.way_back, f"away is {away}", now_ms)
+            names = " and ".join(slot.state_text(now_ms) for slot in away)
+            self.progress.return_to(way_back, f"away is {names}", now_ms)
+
+    def _returns_to(self, away: Iterable[ShardSlot]) -> SavedJob | None:
+        """Where the job goes on if these shards don't come back, None if it fails.
+
+        A job that shall fail goes on when all is started again: none of the shards
+        that are away has been there since.
+        """
+        was_here = any(slot.heard_ms is not None for slot in away)
+        if was_here and self.settings.shard_loss_policy is ShardLossPolicy.FAIL:
+            return None
+        return self.way_back
 
     def _look_for_cut_off(self, now_ms: int) -> None:
         """Finds workers that can't reach a shard which others reach, or can again.

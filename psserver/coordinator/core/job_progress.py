@@ -55,7 +55,7 @@ from psserver.coordinator.core.shard_map import ShardMap, ShardSlot
 from psserver.coordinator.core.snapshots import SnapshotEntry, SnapshotList
 from psserver.coordinator.core.start_point import SavedJob, StartPoint
 from psserver.coordinator.core.state_writes import StateWrites
-from psserver.edge.coordinator_settings import CoordinatorSettings
+from psserver.edge.coordinator_settings import CoordinatorSettings, ShardLossPolicy
 from pswire.membership import (
     CutPurpose,
     FenceKind,
@@ -500,6 +500,7 @@ class JobProgress:
         staged by it, and nothing waits that could go on.
         """
         before = self.ledger.memento(self._epochs_at_stake(record))
+        waits_for_shards = self.settings.shard_loss_policy is ShardLossPolicy.WAIT
         self._settle_data(fence, record)
 
         def announce() -> None:
@@ -510,6 +511,8 @@ class JobProgress:
             self._is_cut_stuck = self.is_resumed = False
             if not record.members and not record.workers_floor:
                 self.checkpoints.want()  # all have left: the last one of the job
+            elif record.is_start and self.start_point is None and waits_for_shards:
+                self.checkpoints.want()  # it can't wait for them without one
             self._note_orphan(fence, record, now_ms)
             self.effects.append(Announce(record=record))
 

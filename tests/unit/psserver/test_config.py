@@ -12,7 +12,7 @@ from psserver.config import (
     OptionError,
     ShardConfig,
 )
-from psserver.edge.coordinator_settings import CoordinatorSettings
+from psserver.edge.coordinator_settings import CoordinatorSettings, ShardLossPolicy
 from pswire.addresses import Address, parse_address
 from pswire.limits import CHUNK_BYTES_MAX
 from pswire.membership import LossPolicy, Mode, StepAtomicity
@@ -78,6 +78,10 @@ def notes_of(**changes: Any) -> str:  # noqa: ANN401, fields of a config
         ),
         ({"chunk_kib": CHUNK_KIB_MAX + 1}, ["from 64 to", "at the same time"]),
         ({"chunk_kib": 0}, ["--chunk-kib 0 is not a whole number from 64 to"]),
+        (
+            {"shard_loss_policy": ShardLossPolicy.WAIT},
+            ["--on-shard-loss wait", "without --checkpoint-dir", "are gone"],
+        ),
         ({"checkpoint_url": ""}, ["--checkpoint-dir '' names no folder", "leave it"]),
         ({"checkpoint_url": "file:// "}, ["--checkpoint-dir 'file:// ' names no"]),
         (

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from psserver.__main__ import app
 from psserver.config import ListenConfig
 from psserver.edge.checkpoint_interval import CheckpointInterval
+from psserver.edge.coordinator_settings import ShardLossPolicy
 from psserver.job_options import (
     JobOptions,
     takes_job_options,
@@ -25,6 +26,7 @@ FULL = JobOptions(
     staleness=5,
     min_workers=4,
     on_worker_loss=LossPolicy.WAIT.label,
+    on_shard_loss=ShardLossPolicy.FAIL.label,
     step_atomicity=StepAtomicity.CLOCK.label,
     backup_workers=1,
     staleness_scaling=True,

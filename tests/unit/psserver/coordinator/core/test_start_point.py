@@ -18,7 +18,12 @@ from psserver.coordinator.core.coordinator_effects import (
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.job_progress import LOAD_RETRY_MS
 from psserver.coordinator.core.start_point import SavedJob, StartPoint
-from psserver.edge.coordinator_settings import JobPhase
+from psserver.edge.coordinator_settings import (
+    CheckpointSettings,
+    CoordinatorSettings,
+    JobPhase,
+    ShardLossPolicy,
+)
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import FenceKind, Mode, WorkerState
@@ -205,8 +210,9 @@ def test_a_start_that_loses_a_shard_is_made_again_from_the_checkpoint() -> None:
 # All was there, and is lost
 
 
-def running() -> DrivenCoordinator:
+def running(policy: ShardLossPolicy | None = None) -> DrivenCoordinator:
     job = DrivenCoordinator.running("a", "b", loaders=("loader",))
+    job.core.settings = replace(job.core.settings, shard_loss_policy=policy)
     job.core.way_back = saved(replace(POINT, incarnation_floor=0, mode=Mode.BSP))
     return job
 
@@ -231,6 +237,43 @@ def test_with_a_checkpoint_a_lost_shard_does_not_end_the_job() -> None:
     assert [shard.process_id for shard in persist.shards or ()] == ["", ""]
     states = {entry.state for entry in job.core.roster.in_state(*WorkerState)}
     assert states == {WorkerState.EVICTED}
+
+
+def test_a_job_that_shall_fail_fails_though_it_has_a_checkpoint() -> None:
+    job = running(ShardLossPolicy.FAIL)
+    job.break_shard(1)
+    assert "without which the job fails after 5 s" in job.core.waiting_for()
+    with pytest.raises(Refusal) as caught:
+        job.core.register_shard(process_id="new", address="host:7", now_ms=job.now_ms)
+    assert caught.value.reason is ErrorReason.SHARD_UNKNOWN
+    job.pass_time(job.core.settings.lease_ttl_ms // 2)
+    assert [each.reason for each in job.of(EndJob)] == ["shard 1 at host:1 was lost"]
+    assert job.of(ReturnToCheckpoint) == []
+
+
+def test_a_job_that_shall_fail_goes_on_when_all_was_started_again() -> None:
+    """Its shards are away, and nobody has lost them."""
+    job = running(ShardLossPolicy.FAIL)
+    for slot in job.core.shards.slots:
+        slot.heard_ms, slot.is_watching = None, False  # as after a restart
+        slot.broken_ms = job.now_ms
+    job.pass_time(job.core.settings.lease_ttl_ms // 2)
+    assert job.of(EndJob) == []
+    assert len(job.of(ReturnToCheckpoint)) == 1
+
+
+@pytest.mark.parametrize("policy", [None, ShardLossPolicy.WAIT])
+def test_a_job_that_is_to_wait_for_shards_makes_a_checkpoint_at_its_start(
+    policy: ShardLossPolicy | None,
+) -> None:
+    settings = CoordinatorSettings(
+        job_id="job",
+        shard_count=2,
+        checkpoints=CheckpointSettings(url="/checkpoints"),
+        shard_loss_policy=policy,
+    )
+    job = DrivenCoordinator.running("a", settings=settings)
+    assert (job.core.fence is not None) is (policy is ShardLossPolicy.WAIT)
 
 
 def test_after_it_the_job_starts_again_with_new_starts_of_all() -> None:
