@@ -5,18 +5,25 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from psctl.options import CoordinatorOption, JsonOption, show, timeout_option
+from psctl.options import (
+    CoordinatorOption,
+    JsonOption,
+    parsed,
+    show,
+    timeout_option,
+)
+from pswire.byte_text import parsed_bytes
 from pswire.checkpoint.manifest import CheckpointName
 from pswire.exit_codes import ExitCode
 from pswire.limits import WAIT_S_MAX
-from pswire.options import chosen, count_option
+from pswire.options import choice_option, count_option
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Makes and checks checkpoints; only save needs the job.",
 )
 
-EXPORT_FORMS: Final = ("state_dict", "dcp")
+EXPORT_FORMS: Final = ("state_dict", "huggingface", "dcp")
 
 FolderOption = Annotated[
     str,
@@ -150,26 +157,59 @@ def export(
     checkpoint_dir: FolderOption,
     to: Annotated[
         str,
-        typer.Option(
-            parser=lambda text: chosen(EXPORT_FORMS, text),
-            metavar="|".join(EXPORT_FORMS),
-            help="A file of torch.save(), or a folder of torch.distributed.checkpoint.",
+        choice_option(
+            EXPORT_FORMS,
+            help="A file of torch.save(), a Hugging Face folder (model.safetensors), "
+            "or a folder of torch.distributed.checkpoint.",
             show_default=False,
         ),
     ],
     out: Annotated[
         Path, typer.Option(metavar="PATH", help="Where to.", show_default=False)
     ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="For huggingface: which model, where the job has several.",
+        ),
+    ] = None,
+    max_shard_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="For huggingface: write several files of at most this size, such as "
+            "5GB, and their index; by default one.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Writes models and optimizers for a plain script.
+    """Writes one for plain torch or for Hugging Face.
 
     Example: psctl checkpoint export --to state_dict --out checkpoint.pt
     --checkpoint-dir runs/monday
 
-    A plain optimizer of the same class takes its state by load_state_dict(); see
-    docs/checkpoints.md.
+    Models and optimizers go on in a plain script by load_state_dict(); see
+    docs/checkpoints.md. A Hugging Face folder has a model alone.
     """
-    from psctl.checkpoints import export_checkpoint, opened
+    from psctl.checkpoints import export_checkpoint, export_model, opened
 
-    show(as_json, *export_checkpoint(opened(checkpoint_dir), name, to, out))
+    file_bytes_max = parsed(
+        "--max-shard-size",
+        lambda: None if max_shard_size is None else parsed_bytes(max_shard_size),
+    )
+    if to == "huggingface":
+        exported = export_model(
+            opened(checkpoint_dir),
+            name,
+            out,
+            model=model,
+            file_bytes_max=file_bytes_max,
+        )
+    elif model is not None or max_shard_size is not None:
+        option = "--model" if model is not None else "--max-shard-size"
+        raise typer.BadParameter("only for --to huggingface", param_hint=option)
+    else:
+        exported = export_checkpoint(opened(checkpoint_dir), name, to, out)
+    show(as_json, *exported)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from psctl.failures import CommandError
-from psctl.folders import placed, writable_file
+from psctl.folders import new_folder, placed, writable_file
 from psctl.options import say
 from psctl.snapshots import save_snapshot
 from psctl.status import ask
@@ -24,6 +24,7 @@ from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import CheckpointName, Manifest
 from pswire.exit_codes import ExitCode
 from pswire.names import printable
+from psworker.errors import ConfigurationError
 from psworker.snapshots.snapshot_path import ENDING as SAFETENSORS_ENDING
 from psworker.transport.status_client import save_checkpoint
 
@@ -191,15 +192,12 @@ def export_checkpoint(
         to: `state_dict`, a file of torch.save(), or `dcp`.
         out: The file, or the folder.
     """
-    path = placed(out)
-    if to == "dcp" and path.exists():
-        raise CommandError(
-            f"{printable(str(out))} is there already: name a new folder", ExitCode.USAGE
-        )
+    path = new_folder(out) if to == "dcp" else placed(out)
     if to != "dcp" and (path.is_dir() or path.suffix == SAFETENSORS_ENDING):
         raise CommandError(
             f"{printable(str(out))} is no name for a file of torch.save(): name one as "
-            "checkpoint.pt; safetensors are written by `psctl snapshot get`",
+            "checkpoint.pt; safetensors are written by `psctl snapshot get` and "
+            "`--to huggingface`",
             ExitCode.USAGE,
         )
     manifest = _chosen(folder, name)
@@ -220,6 +218,46 @@ def export_checkpoint(
         f"{manifest.name} is in {printable(str(out))}: models "
         f"{', '.join(map(printable, state['models']))}; optimizers "
         f"{', '.join(map(printable, state['optimizers'])) or 'none'}"
+    )
+
+
+def export_model(
+    folder: CheckpointFolder,
+    name: str | None,
+    out: Path,
+    *,
+    model: str | None,
+    file_bytes_max: int | None,
+) -> tuple[dict[str, object], str]:
+    """Writes the values of a model as a Hugging Face folder.
+
+    Args:
+        folder: The folder.
+        name: Which checkpoint; None for the newest good one.
+        out: The new folder.
+        model: Which model, where the job has several.
+        file_bytes_max: Bytes of tensors in a file; None for one file.
+    """
+    path = new_folder(out)
+    manifest = _chosen(folder, name)
+    from psworker.snapshots.exported import write_model
+
+    try:
+        files = write_model(
+            folder, manifest, path, model=model, file_bytes_max=file_bytes_max
+        )
+    except ConfigurationError as error:  # about --model
+        raise CommandError(str(error), ExitCode.USAGE) from error
+    figures = {
+        **_head(folder),
+        "checkpoint": manifest.name,
+        "path": str(out),
+        "to": "huggingface",
+        "files": list(files),
+    }
+    return figures, (
+        f"version {manifest.version} (clock {manifest.clock}) of checkpoint "
+        f"{manifest.name} is in {printable(str(out))}: {', '.join(files)}"
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from psctl.failures import CommandError
 from pswire.exit_codes import ExitCode
+from pswire.names import printable
 from psworker.snapshots.snapshot_path import refusal_text
 
 
@@ -20,6 +21,17 @@ def made_folder(out: Path) -> Path:
         raise CommandError(
             f"{folder} is a file; name a folder", ExitCode.USAGE
         ) from None
+    return folder
+
+
+def new_folder(out: Path) -> Path:
+    """A folder that the user has named and that is not there yet; absolute."""
+    folder = placed(out)
+    if folder.exists():
+        raise CommandError(
+            f"{printable(str(out))} is there already: name a new folder",
+            ExitCode.USAGE,
+        )
     return folder
 
 

@@ -33,6 +33,7 @@ from psworker.launch.reachability import (
 from psworker.left_behind import reduced
 from psworker.snapshots.snapshot_image import SnapshotImage
 from psworker.snapshots.snapshot_path import refusal_text
+from psworker.snapshots.whole_path import written_whole
 from psworker.tracebacks import at_entrance
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
@@ -44,6 +45,7 @@ from psworker.transport.waiting_log import WaitingLog
 if TYPE_CHECKING:
     import torch
 
+    from pswire.checkpoint.manifest import Manifest
     from pswire.recorded_split import RecordedSplit
     from pswire.schema import ModelSchema
     from psworker.data.split_value import Split
@@ -107,13 +109,7 @@ class Snapshot:
         Raises:
             ConfigurationError: The job has several and none is named, or another.
         """
-        if model is None and len(self._states) == 1:
-            model = next(iter(self._states))
-        if model is None or model not in self._states:
-            names = ", ".join(map(repr, self._states)) or "none"
-            has = "several models" if model is None else f"no model {model!r}"
-            raise ConfigurationError(f"the job has {has}: name one of {names}")
-        return OrderedDict(self._states[model])
+        return state_of(self._states, model)
 
     @at_entrance
     def save(self, path: str | os.PathLike[str], model: str | None = None) -> None:
@@ -139,21 +135,21 @@ class Snapshot:
         # safetensors refuses tensors that share memory: ties are written in full.
         tensors = _without_sharing(self.state_dict(model))
         metadata = {
-            "format": "pt",
-            "paramserver.job": self.job_id,
-            "paramserver.version": str(self.version),
-            "paramserver.clock": str(self.clock),
+            **metadata_of(self),
             "paramserver.generation": str(self.generation),
         }
-        # Beside the target, since a rename is atomic within one file system only.
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        try:
+        with written_whole(target) as partial:
             save_file(tensors, partial, metadata=metadata)
-            with partial.open("rb") as written:
-                os.fsync(written.fileno())
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+
+
+def metadata_of(values: "Snapshot | Manifest") -> dict[str, str]:
+    """What a safetensors file says of values beside the tensors."""
+    return {
+        "format": "pt",
+        "paramserver.job": values.job_id,
+        "paramserver.version": str(values.version),
+        "paramserver.clock": str(values.clock),
+    }
 
 
 def _without_sharing(
@@ -514,6 +510,19 @@ def _is_away(error: CallError) -> bool:
 
 def _reason_of(error: CallError) -> ErrorReason | None:
     return None if error.refusal is None else error.refusal.reason
+
+
+def state_of(
+    states: "Mapping[str, OrderedDict[str, torch.Tensor]]", model: str | None
+) -> "OrderedDict[str, torch.Tensor]":
+    """The state of a model, or of the only one; errors as of `Snapshot.state_dict`."""
+    if model is None and len(states) == 1:
+        model = next(iter(states))
+    if model is None or model not in states:
+        names = ", ".join(map(repr, states)) or "none"
+        has = "several models" if model is None else f"no model {model!r}"
+        raise ConfigurationError(f"the job has {has}: name one of {names}")
+    return OrderedDict(states[model])
 
 
 def states_of(

@@ -1,7 +1,7 @@
 """The head of a part, a safetensors file: which tensors it has, and where.
 
-It is checked as far as the format goes, since it may be any bytes: nothing it says is
-used before it fits the file.
+What is read is checked as far as the format goes, since it may be any bytes: nothing it
+says is used before it fits the file.
 """
 
 import json
@@ -36,6 +36,7 @@ _ELEMENT_TYPES: Final[Mapping[str, ElementType]] = {
     "U8": ElementType.UINT8,
     "BOOL": ElementType.BOOL,
 }
+_NAMES: Final = {element_type: name for name, element_type in _ELEMENT_TYPES.items()}
 
 
 class TensorPlace(NamedTuple):
@@ -52,6 +53,27 @@ class PartHead(NamedTuple):
 
     tensors: Mapping[str, TensorPlace]
     metadata: Mapping[str, str]
+
+
+def encode_head(
+    tensors: Mapping[str, tuple[ElementType, tuple[int, ...]]],
+    metadata: Mapping[str, str],
+) -> bytes:
+    """The head of a file in which these tensors follow each other, in this order."""
+    head: dict[str, object] = {_METADATA: dict(metadata)}
+    start = 0
+    for name, (element_type, shape) in tensors.items():
+        stop = start + prod(shape) * element_type.byte_count
+        head[name] = {
+            "dtype": _NAMES[element_type],
+            "shape": shape,
+            "data_offsets": (start, stop),
+        }
+        start = stop
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    # Spaces after it let the first tensor begin at a multiple of 8.
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def read_head(file: RawIOBase, byte_count: int) -> PartHead:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, load_model
 from torch import nn
 from typer.testing import CliRunner, Result
 
@@ -252,6 +252,130 @@ def test_values_of_a_checkpoint_load_into_the_plain_model(
         assert torch.equal(loaded.state_dict()[name], tensor), name
     with safe_open(out, "pt") as file:
         assert file.metadata()["paramserver.job"] == "job"
+
+
+# Hugging Face
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Model, str]:
+    """A model, and the folder with a checkpoint of it."""
+    folder = CheckpointFolder(str(tmp_path / "runs"))
+    folder.claim("job", "token")
+    torch.manual_seed(0)
+    model = Model()
+    save_model(folder, model, 3)
+    return model, folder.url
+
+
+def export(url: str, out: Path, *options: str) -> dict[str, Any]:
+    return json_of(
+        *("checkpoint", "export", "--checkpoint-dir", url, "--to", "huggingface"),
+        *("--out", str(out), *options),
+    )
+
+
+def test_a_hugging_face_folder_loads_into_the_plain_model(
+    saved: tuple[Model, str], tmp_path: Path
+) -> None:
+    model, url = saved
+
+    found = export(url, tmp_path / "out")
+
+    assert found["files"] == ["model.safetensors"]
+    assert [each.name for each in (tmp_path / "out").iterdir()] == found["files"]
+    loaded = Model()
+    missing, unexpected = load_model(loaded, tmp_path / "out" / "model.safetensors")
+    assert (missing, unexpected) == (set(), [])
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        metadata = file.metadata()
+        names = set(file.keys())
+    assert metadata["format"] == "pt"
+    assert metadata["paramserver.version"] == "7"
+    assert metadata["hidden.weight"] == "tied"
+    assert names == model.state_dict().keys() - {"hidden.weight"}
+
+
+def test_several_files_have_an_index(saved: tuple[Model, str], tmp_path: Path) -> None:
+    model, url = saved
+    out = tmp_path / "out"
+
+    found = export(url, out, "--max-shard-size", "1KB")
+
+    *files, index = found["files"]
+    assert index == "model.safetensors.index.json"
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    assert {each.name for each in out.iterdir()} == {*files, index}
+    state = model.state_dict()
+    del state["hidden.weight"]
+    found = json.loads((out / index).read_text())
+    weights = found["weight_map"]
+    assert weights.keys() == state.keys()
+    assert found["metadata"] == {"total_size": sum(t.nbytes for t in state.values())}
+    for file in files:
+        tensors = load_file(out / file)
+        assert tensors.keys() == {name for name in weights if weights[name] == file}
+        assert len(tensors) == 1 or sum(t.nbytes for t in tensors.values()) <= 1000
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, state[name]), name
+
+
+def test_a_folder_that_is_there_is_not_written_to(
+    saved: tuple[Model, str], tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    code, _, said = psctl(
+        *("checkpoint", "export", "--checkpoint-dir", saved[1], "--to", "huggingface"),
+        *("--out", str(tmp_path / "out")),
+    )
+    assert code == ExitCode.USAGE
+    assert said.endswith("is there already: name a new folder")
+
+
+def test_nothing_is_left_of_an_export_that_meets_damage(
+    saved: tuple[Model, str], tmp_path: Path
+) -> None:
+    runs = Path(saved[1])
+    flip(next(runs.glob("step-*/part-00001*")))
+    code, _, said = psctl(
+        *("checkpoint", "export", "step-000000000007", "--checkpoint-dir", str(runs)),
+        *("--to", "huggingface", "--out", str(tmp_path / "out")),
+    )
+    assert code == ExitCode.ERROR
+    assert "is damaged" in said
+    assert [each.name for each in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--max-shard-size", "5 apples"), "'5 apples' is no size, such as 5GB or"),
+        (("--model", "other"), "the job has no model 'other': name one of 'model'"),
+    ],
+)
+def test_options_of_an_export_are_checked(
+    saved: tuple[Model, str], tmp_path: Path, options: tuple[str, str], said: str
+) -> None:
+    code, _, found = psctl(
+        *("checkpoint", "export", "--checkpoint-dir", saved[1], "--to", "huggingface"),
+        *("--out", str(tmp_path / "out"), *options),
+    )
+    assert code == ExitCode.USAGE
+    assert said in found
+
+
+@pytest.mark.parametrize("option", ["--model", "--max-shard-size"])
+def test_options_of_hugging_face_alone_are_refused_elsewhere(
+    saved: tuple[Model, str], tmp_path: Path, option: str
+) -> None:
+    code, _, said = psctl(
+        *("checkpoint", "export", "--checkpoint-dir", saved[1], "--to", "dcp"),
+        *("--out", str(tmp_path / "out"), option, "5GB"),
+    )
+    assert code == ExitCode.USAGE
+    assert "only for --to huggingface" in said
 
 
 def test_a_damaged_checkpoint_is_not_read_and_the_one_before_it_is(
