@@ -132,7 +132,7 @@ def show_checkpoint(
             for entry in terms.schema.entries
         ],
         "parts": [
-            {"name": part.name, "byte_count": part.byte_count, "sha256": part.sha256}
+            {"name": part.name, "byte_count": part.byte_count, "digest": part.digest}
             for part in manifest.files
         ],
         "state_bytes": manifest.state.byte_count if manifest.state else None,

@@ -51,7 +51,7 @@ def part_request(
         else messages.CheckpointPart(
             name=part.name,
             byte_count=part.byte_count,
-            sha256=part.sha256,
+            digest=part.digest,
             finite=report.is_finite,
         ),
         failure=report.failure,
@@ -74,7 +74,7 @@ def read_part_report(message: messages.ReportCheckpointRequest) -> PartReport:
         )
     return PartReport(
         message.snapshot_id,
-        FilePart(part.name, part.byte_count, part.sha256),
+        FilePart(part.name, part.byte_count, part.digest),
         is_finite=part.finite,
     )
 

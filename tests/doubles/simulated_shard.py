@@ -328,7 +328,7 @@ class SimulatedShard:
         """Writes what it has copied for a checkpoint, or can't."""
 
         def written() -> None:
-            part = FilePart(f"part-{self.index}", 1, "0" * 64)
+            part = FilePart(f"part-{self.index}", 1, "0" * 32)
             report = PartReport(snapshot_id, part)
             if snapshot_id not in self.copies or rng.random() < 0.1:
                 report = PartReport(snapshot_id, failure="it can't be written")

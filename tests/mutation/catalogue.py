@@ -1905,9 +1905,8 @@ BUGS = (
         (
             Edit(
                 f"{CHECKPOINTS}/storage.py",
-                "                self._disk.sync(file.fileno(), partial)\n"
-                "                stored = stored_of(file)\n",
-                "                stored = stored_of(file)\n",
+                "            self._disk.sync(file.fileno(), partial)\n",
+                "            pass\n",
             ),
         ),
         tests=(
@@ -1919,13 +1918,11 @@ BUGS = (
         (
             Edit(
                 f"{CHECKPOINTS}/storage.py",
+                "            self._disk.sync(file.fileno(), partial)\n",
+                "            try:\n"
                 "                self._disk.sync(file.fileno(), partial)\n"
-                "                stored = stored_of(file)\n",
-                "                try:\n"
-                "                    self._disk.sync(file.fileno(), partial)\n"
-                "                except OSError:\n"
-                "                    self._disk.sync(file.fileno(), partial)\n"
-                "                stored = stored_of(file)\n",
+                "            except OSError:\n"
+                "                self._disk.sync(file.fileno(), partial)\n",
             ),
         ),
         tests=(
@@ -2012,13 +2009,26 @@ BUGS = (
         "a checksum that is not compared",
         (
             Edit(
-                f"{CHECKPOINTS}/folder.py",
-                "    if digest != part.sha256:\n",
+                f"{CHECKPOINTS}/part_head.py",
+                "    if digest != head.digests[name]:\n",
                 "    if False:\n",
             ),
         ),
         tests=(
-            "tests/unit/pswire/checkpoint/test_folder.py::test_a_damaged_one_is_named_and_the_one_before_it_is_used",
+            "tests/unit/pswire/checkpoint/test_parts.py::test_no_byte_of_a_part_changes_unnoticed",
+        ),
+    ),
+    PlantedBug(
+        "a head of a part whose digest is not compared",
+        (
+            Edit(
+                f"{CHECKPOINTS}/part_head.py",
+                "    if head.digest != part.digest:\n",
+                "    if False:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/checkpoint/test_parts.py::test_no_byte_of_a_part_changes_unnoticed",
         ),
     ),
     PlantedBug(

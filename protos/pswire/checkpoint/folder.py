@@ -7,15 +7,17 @@ URL/step-000000000500/state.safetensors          by the coordinator, where there
 URL/step-000000000500/manifest.json              by the coordinator, last
 """
 
-import hashlib
+import errno
 import json
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from io import BytesIO
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from xxhash import xxh3_128_hexdigest
 
 from pswire import failpoints
 from pswire.checkpoint.errors import (
@@ -35,9 +37,9 @@ from pswire.checkpoint.manifest import (
     FilePart,
     Manifest,
 )
-from pswire.checkpoint.part_head import read_head
+from pswire.checkpoint.part_head import check_contents, read_head
 from pswire.checkpoint.retention import Held, superfluous
-from pswire.checkpoint.storage import PARTIAL_ENDING, Storage, Stored, storage_of
+from pswire.checkpoint.storage import PARTIAL_ENDING, Storage, storage_of
 from pswire.limits import STATE_BYTES_MAX
 from pswire.names import printable
 
@@ -59,9 +61,9 @@ _READ_THREAD_COUNT: Final = 4
 _PART: Final = re.compile(r"part-[0-9]{5}-of-[0-9]{5}\.safetensors")
 _PARTIAL: Final = re.compile(
     rf"\.({_PART.pattern}|{re.escape(STATE)}|{re.escape(MANIFEST)})\.[0-9a-f]{{16}}"
-    rf"{re.escape(PARTIAL_ENDING)}|\.tmp[0-9A-Za-z]{{6}}"
+    rf"{re.escape(PARTIAL_ENDING)}"
 )
-"""What a write leaves whose process has died: ours, or that of safetensors."""
+"""What a write leaves whose process has died."""
 
 
 class Newest(NamedTuple):
@@ -219,7 +221,7 @@ class CheckpointFolder:
             self._check_size(path, part)
             file = self._storage.open(path)
             try:
-                return PartReader(file, part.byte_count, place=f"{path} in {self.url}")
+                return PartReader(file, part, place=f"{path} in {self.url}")
             except BaseException:
                 file.close()
                 raise
@@ -237,7 +239,12 @@ class CheckpointFolder:
         with self._reading_part(path):
             self._check_size(path, part)
             data = self._read(path, STATE_BYTES_MAX)
-            _check_digest(hashlib.sha256(data).hexdigest(), part)
+            digest = xxh3_128_hexdigest(data)
+            if digest != part.digest:
+                raise DamagedError(
+                    f"its digest is {digest}, and was {part.digest} when it was written"
+                )
+            read_head(BytesIO(data), len(data))  # type: ignore[arg-type]
             return data
 
     # Writing
@@ -308,17 +315,16 @@ class CheckpointFolder:
 
         if _PART.fullmatch(file_name) is None:
             raise CheckpointError(f"{printable(file_name)[:64]!r} names no part")
-        byte_count, sha256 = self._storage.write(
+        stored = self._storage.write(
             f"{CheckpointName.checked(name)}/{file_name}",
             lambda path: write_part(path, tensors, metadata),
         )
-        return FilePart(file_name, byte_count, sha256)
+        return FilePart(file_name, *stored)
 
     def write_state(self, name: str, data: bytes) -> FilePart:
         """Writes what the script has registered, as `write_part` does."""
-        return FilePart(
-            STATE, *self._write(f"{CheckpointName.checked(name)}/{STATE}", data)
-        )
+        self._write(f"{CheckpointName.checked(name)}/{STATE}", data)
+        return FilePart(STATE, len(data), xxh3_128_hexdigest(data))
 
     def commit(self, manifest: Manifest) -> None:
         """Completes a checkpoint whose parts are all written.
@@ -424,19 +430,20 @@ class CheckpointFolder:
         ]
         with ThreadPoolExecutor(_READ_THREAD_COUNT) as pool:
             found = pool.map(
-                lambda part: self._part_problem(manifest.name, part), manifest.files
+                lambda part: self._part_problem(manifest, part), manifest.files
             )
             return (*mixed, *filter(None, found))
 
-    def _part_problem(self, name: str, part: FilePart) -> str:
-        path = f"{name}/{part.name}"
+    def _part_problem(self, manifest: Manifest, part: FilePart) -> str:
+        path = f"{manifest.name}/{part.name}"
         try:
+            if part == manifest.state:
+                self.state(manifest)
+                return ""
             with self._reading_part(path):
                 self._check_size(path, part)
-                digest = self._storage.stored(path).sha256
-                _check_digest(digest, part)
                 with self._storage.open(path) as file:
-                    read_head(file, part.byte_count)
+                    check_contents(file, part)
         except DamagedError as error:
             return str(error)
         return ""
@@ -487,18 +494,21 @@ class CheckpointFolder:
 
     @contextmanager
     def _reading_part(self, path: str) -> Iterator[None]:
-        """Names the file in which something is wrong, and that it is not there."""
+        """Names the file in which something is wrong, also that it is not there."""
         with self._reading(path):
             try:
                 yield
             except MissingError as error:
                 raise DamagedError(str(error)) from error
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                raise DamagedError(
+                    f"the disk does not return it: {error.strerror}"
+                ) from error
 
-    def _write(self, path: str, data: bytes) -> Stored:
-        def fill(file: Path) -> None:
-            file.write_bytes(data)
-
-        return self._storage.write(path, fill)
+    def _write(self, path: str, data: bytes) -> None:
+        self._storage.write(path, lambda file: file.write_bytes(data))
 
     def _delete(self, name: str) -> None:
         """Its manifest last: until then it can be shown whose it is."""
@@ -541,10 +551,3 @@ class CheckpointFolder:
 def _is_file(name: str) -> bool:
     """Whether it is the name of a part, or of registered state."""
     return name == STATE or _PART.fullmatch(name) is not None
-
-
-def _check_digest(digest: str, part: FilePart) -> None:
-    if digest != part.sha256:
-        raise DamagedError(
-            f"its SHA-256 is {digest}, and was {part.sha256} when it was written"
-        )

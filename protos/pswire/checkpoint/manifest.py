@@ -4,12 +4,13 @@ It is written last, so that a checkpoint is there if and only if its manifest is
 is read may be any bytes, and is checked before it is used.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
+
+from xxhash import xxh3_128_hexdigest
 
 from pswire.checkpoint.errors import (
     UNREADABLE,
@@ -43,7 +44,7 @@ MANIFEST_BYTES_MAX: Final = 256 << 20
 _NAME: Final = re.compile(
     r"step-(?P<version>[0-9]{12,19})(-(?P<attempt>[1-9][0-9]{0,5}))?"
 )
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 _YEAR_10000_UNIX_S: Final = 253_402_300_800
 
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
@@ -114,11 +115,18 @@ def part_name(shard_index: int, shard_count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A file of a checkpoint, as it was written."""
+    """A file of a checkpoint, as it was written.
+
+    Attributes:
+        name: Its name.
+        byte_count: Its size.
+        digest: XXH3-128 in hexadecimal: of a part's head, which has the digests of its
+            tensors, and of all of what a script has registered.
+    """
 
     name: str
     byte_count: int
-    sha256: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,11 +192,11 @@ class Manifest:
             "shard_count": self.shard_count,
             "chunk_bytes": self.chunk_bytes,
             "is_finite": self.is_finite,
-            "parts": [[part.name, part.byte_count, part.sha256] for part in self.parts],
+            "parts": [[part.name, part.byte_count, part.digest] for part in self.parts],
             "state": (
                 []
                 if self.state is None
-                else [self.state.name, self.state.byte_count, self.state.sha256]
+                else [self.state.name, self.state.byte_count, self.state.digest]
             ),
             "terms": dump_terms(self.terms),
             "job": self.job,
@@ -258,9 +266,9 @@ class Manifest:
             if not (
                 type(part.byte_count) is int
                 and 0 <= part.byte_count <= NUMBER_MAX
-                and _DIGEST.fullmatch(part.sha256)
+                and _DIGEST.fullmatch(part.digest)
             ):
-                return f"it says no size and SHA-256 of {part.name}"
+                return f"it says no size and digest of {part.name}"
         self.terms.schema.validate()
         entry_count = len(self.terms.schema.entries)
         for spec in self.terms.optimizers:
@@ -280,8 +288,8 @@ def _canonical(value: object) -> str:
 
 
 def _sealed(format_version: int, body: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256(_canonical(body).encode()).hexdigest()
-    whole = {"format": format_version, "manifest": body, "sha256": digest}
+    digest = xxh3_128_hexdigest(_canonical(body).encode())
+    whole = {"format": format_version, "manifest": body, "digest": digest}
     return _canonical(whole) + "\n"
 
 
@@ -306,6 +314,6 @@ def _opened(text: str | bytes) -> dict[str, Any]:
             "release that wrote it, or a newer one"
         )
     if not is_whole:
-        raise DamagedError("its SHA-256 is not the one of its contents")
+        raise DamagedError("its digest is not the one of its contents")
     body_found: dict[str, Any] = body
     return body_found

@@ -1,7 +1,8 @@
 """The head of a part, a safetensors file: which tensors it has, and where.
 
 What is read is checked as far as the format goes, since it may be any bytes: nothing it
-says is used before it fits the file.
+says is used before it fits the file. The head of a shard's part has a digest of each
+tensor, and the manifest one of the head: each byte of a file is hashed once.
 """
 
 import json
@@ -10,7 +11,10 @@ from io import RawIOBase
 from math import prod
 from typing import Any, Final, NamedTuple
 
+from xxhash import xxh3_64, xxh3_128_hexdigest
+
 from pswire.checkpoint.errors import UNREADABLE, DamagedError
+from pswire.checkpoint.manifest import FilePart
 from pswire.limits import DIMENSION_COUNT_MAX
 from pswire.names import printable
 from pswire.schema import ElementType
@@ -23,6 +27,12 @@ TENSOR_COUNT_MAX: Final = 2_000_000
 
 _LENGTH_BYTES: Final = 8
 _METADATA: Final = "__metadata__"
+
+DIGESTS: Final = "paramserver.digests"
+"""Where the metadata of a shard's part have the XXH3-64 of each tensor, as JSON."""
+
+_READ_BYTES: Final = 8 << 20
+"""What is read at once of a file that is read whole."""
 
 _ELEMENT_TYPES: Final[Mapping[str, ElementType]] = {
     "F32": ElementType.FLOAT32,
@@ -49,10 +59,91 @@ class TensorPlace(NamedTuple):
 
 
 class PartHead(NamedTuple):
-    """What a part says of itself."""
+    """What a part says of itself.
+
+    Attributes:
+        digest: XXH3-128 of its bytes.
+    """
 
     tensors: Mapping[str, TensorPlace]
     metadata: Mapping[str, str]
+    digest: str
+
+
+class DigestedHead(NamedTuple):
+    """The head of a part of a shard.
+
+    Attributes:
+        metadata: Texts of the shard.
+        digests: XXH3-64 of each tensor.
+    """
+
+    tensors: Mapping[str, TensorPlace]
+    metadata: Mapping[str, str]
+    digests: Mapping[str, str]
+
+
+def read_digested_head(file: RawIOBase, part: FilePart) -> DigestedHead:
+    """Reads the head of a part of a shard.
+
+    Raises:
+        DamagedError: It is not the one that was written.
+    """
+    head = read_head(file, part.byte_count)
+    if head.digest != part.digest:
+        raise DamagedError(
+            f"the digest of its head is {head.digest}, and was {part.digest} when it "
+            "was written"
+        )
+    metadata = dict(head.metadata)
+    try:
+        digests = json.loads(metadata.pop(DIGESTS))
+        is_whole = digests.keys() == head.tensors.keys()
+    except UNREADABLE as error:
+        raise DamagedError("it has no digests of its tensors") from error
+    if not is_whole:
+        raise DamagedError("its digests are of other tensors")
+    return DigestedHead(head.tensors, metadata, digests)
+
+
+def check_contents(file: RawIOBase, part: FilePart) -> None:
+    """Reads all of a part of a shard, in its order.
+
+    Args:
+        file: The part, at its start.
+        part: What it is to be.
+
+    Raises:
+        DamagedError: Its bytes are not those that were written.
+    """
+    head = read_digested_head(file, part)
+    buffer = memoryview(bytearray(min(_READ_BYTES, part.byte_count)))
+    read = buffer[:0]
+    for name, place in sorted(head.tensors.items(), key=lambda item: item[1].start):
+        digest = xxh3_64()
+        missing = place.byte_count
+        while missing:
+            read = read or buffer[: file.readinto(buffer) or 0]
+            if not read:
+                break
+            digest.update(read[:missing])
+            taken = min(missing, len(read))
+            missing, read = missing - taken, read[taken:]
+        check_digest(digest.hexdigest(), head, name)
+
+
+def check_digest(digest: str, head: DigestedHead, name: str) -> None:
+    """Compares the digest of a tensor.
+
+    Raises:
+        DamagedError: It is another one than that of what was written.
+    """
+    if digest != head.digests[name]:
+        place = head.tensors[name]
+        raise DamagedError(
+            f"the {place.byte_count} bytes of tensor {printable(name)[:64]} from byte "
+            f"{place.start} on are not those that were written"
+        )
 
 
 def encode_head(
@@ -86,7 +177,8 @@ def read_head(file: RawIOBase, byte_count: int) -> PartHead:
     Raises:
         DamagedError: It is no safetensors file, or not a whole one.
     """
-    length = int.from_bytes((file.read(_LENGTH_BYTES) or b""), "little")
+    prefix = file.read(_LENGTH_BYTES) or b""
+    length = int.from_bytes(prefix, "little")
     if byte_count < _LENGTH_BYTES:
         raise DamagedError(f"it has {byte_count} bytes, too few for safetensors")
     if length > min(HEAD_BYTES_MAX, byte_count - _LENGTH_BYTES):
@@ -111,7 +203,7 @@ def read_head(file: RawIOBase, byte_count: int) -> PartHead:
             f"it is no safetensors file: {type(error).__name__}, "
             f"{printable(str(error))[:128]}"
         ) from error
-    return PartHead(tensors, metadata)
+    return PartHead(tensors, metadata, xxh3_128_hexdigest(prefix + text))
 
 
 def _place(entry: Mapping[str, Any], first: int) -> TensorPlace:

@@ -5,8 +5,6 @@ another number of shards, need not read all of the file to know that they are wh
 """
 
 import json
-import os
-import re
 import threading
 from collections.abc import Mapping
 from io import RawIOBase
@@ -15,21 +13,26 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
-from pswire.checkpoint.errors import UNREADABLE, DamagedError, StorageError
-from pswire.checkpoint.part_head import read_head
+from pswire.checkpoint.errors import DamagedError, StorageError
+from pswire.checkpoint.manifest import FilePart
+from pswire.checkpoint.part_head import (
+    DIGESTS,
+    check_digest,
+    encode_head,
+    read_digested_head,
+)
 from pswire.names import printable
 from pswire.optimizer_states import StateKey
-from pswire.torch_types import TORCH_DTYPES, buffer_of
-
-_DIGESTS: Final = "paramserver.digests"
+from pswire.torch_types import TORCH_DTYPES, buffer_of, element_type_of
 
 _VALUE: Final = "value"
 _MASTER: Final = "master"
 _STATE: Final = "state"
+
+_BUFFER_BYTES: Final = 64 << 10
+"""What is written at once at least: numbers of optimizers are tensors of 4 bytes."""
 
 
 class PartKey(NamedTuple):
@@ -93,33 +96,51 @@ class PartKey(NamedTuple):
         return key
 
 
+class Stored(NamedTuple):
+    """A part as it was written, as in `FilePart`."""
+
+    byte_count: int
+    digest: str
+
+
 def write_part(
     path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
-) -> None:
-    """Writes a part, by safetensors' own writer.
+) -> Stored:
+    """Writes a part.
+
+    Not by safetensors' own writer, since the head has the digests of all tensors: they
+    would be hashed in a pass of its own.
 
     Args:
         path: The file.
-        tensors: Contiguous tensors on the CPU, none of which shares memory with
-            another, by `PartKey.text`.
+        tensors: Contiguous tensors on the CPU, by `PartKey.text`.
         metadata: Texts that go with them.
 
     Raises:
         OSError: It can't be written.
     """
-    digests = {key: xxh3_64_hexdigest(buffer_of(each)) for key, each in tensors.items()}
-    digests[""] = _metadata_digest(metadata)
-    try:
-        save_file(dict(tensors), path, {**metadata, _DIGESTS: json.dumps(digests)})
-    except SafetensorError as error:
-        number = re.search(r"os error ([0-9]+)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+    # The largest elements first, so that each tensor is aligned as safetensors has it.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    places = {
+        name: (element_type_of(tensor.dtype), tuple(tensor.shape))
+        for name, tensor in ordered
+    }
+    digests = dict.fromkeys(places, xxh3_64_hexdigest(b""))
 
+    def head() -> bytes:
+        return encode_head(places, {**metadata, DIGESTS: json.dumps(digests)})
 
-def _metadata_digest(metadata: Mapping[str, str]) -> str:
-    return xxh3_64_hexdigest(json.dumps(dict(metadata), sort_keys=True).encode())
+    with path.open("wb", buffering=_BUFFER_BYTES) as file:
+        file.write(head())  # as long as it will be
+        for name, tensor in ordered:
+            view = buffer_of(tensor)
+            # At once, as it is in the processor's cache for the write then.
+            digests[name] = xxh3_64_hexdigest(view)
+            file.write(view)
+        byte_count = file.tell()
+        file.seek(0)
+        file.write(written := head())
+    return Stored(byte_count, xxh3_128_hexdigest(written))
 
 
 class PartReader:
@@ -129,12 +150,12 @@ class PartReader:
         metadata: Texts that go with the tensors.
     """
 
-    def __init__(self, file: RawIOBase, byte_count: int, place: str) -> None:
+    def __init__(self, file: RawIOBase, part: FilePart, place: str) -> None:
         """Reads the head.
 
         Args:
             file: The part, at its start; closed with the reader.
-            byte_count: Its size.
+            part: What it is to be.
             place: Where it is, for errors.
 
         Raises:
@@ -143,20 +164,8 @@ class PartReader:
         self._file = file
         self._place = place
         self._lock = threading.Lock()
-        head = read_head(file, byte_count)
-        self._places = head.tensors
-        self.metadata = {
-            name: text for name, text in head.metadata.items() if name != _DIGESTS
-        }
-        try:
-            self._digests: dict[str, str] = json.loads(head.metadata[_DIGESTS])
-            is_whole = self._digests.keys() == {*self._places, ""} and (
-                self._digests[""] == _metadata_digest(self.metadata)
-            )
-        except UNREADABLE as error:
-            raise DamagedError("it has no digests of its tensors") from error
-        if not is_whole:
-            raise DamagedError("its digests are of other tensors, or of other metadata")
+        self._head = read_digested_head(file, part)
+        self.metadata = self._head.metadata
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +183,7 @@ class PartReader:
 
     def keys(self) -> tuple[str, ...]:
         """Names of all tensors, as `PartKey.parse` reads them."""
-        return tuple(self._places)
+        return tuple(self._head.tensors)
 
     def tensor(self, key: str) -> torch.Tensor:
         """Reads a tensor, into memory of its own.
@@ -183,15 +192,15 @@ class PartReader:
             KeyError: The part has none of that name.
             DamagedError: Its bytes are not those that were written.
         """
-        place = self._places[key]
+        place = self._head.tensors[key]
         tensor = torch.empty(place.shape, dtype=TORCH_DTYPES[place.element_type])
-        view = buffer_of(tensor)
-        if self._read(place.start, view) != self._digests[key]:
+        digest = self._read(place.start, buffer_of(tensor))
+        try:
+            check_digest(digest, self._head, key)
+        except DamagedError as error:
             raise DamagedError(
-                f"{self._place} is damaged: the {place.byte_count} bytes of tensor "
-                f"{printable(key)[:64]} from byte {place.start} on are not those that "
-                "were written. Use another checkpoint"
-            )
+                f"{self._place} is damaged: {error}. Use another checkpoint"
+            ) from error
         return tensor
 
     def _read(self, start: int, view: memoryview) -> str:

@@ -4,7 +4,6 @@ A file is there under its name when all of it is durable, and not before.
 """
 
 import errno
-import hashlib
 import io
 import os
 import re
@@ -13,10 +12,9 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from pswire import failpoints
 from pswire.checkpoint.errors import (
@@ -39,22 +37,9 @@ PARTIAL_ENDING: Final = ".partial"
 _PAUSES_S: Final = (0.5, 2.0)
 """Before each further try of a request to an object store."""
 
-_READ_BYTES: Final = 8 << 20
-"""What is read at once of a file that is read whole."""
-
-_OVERLAPPED_BYTES_MIN: Final = 1 << 20
-"""Smallest file of which the digest is computed while the disk writes it."""
-
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LINKS: Final = (errno.ELOOP, errno.ENOTDIR)
 """What opening says where a link, or a file, is in place of what we follow."""
-
-
-class Stored(NamedTuple):
-    """A file as it was written."""
-
-    byte_count: int
-    sha256: str
 
 
 class Storage(Protocol):
@@ -79,15 +64,12 @@ class Storage(Protocol):
     def open(self, path: str) -> io.RawIOBase:
         """Opens a file for reading, at any place."""
 
-    def stored(self, path: str) -> Stored:
-        """Size and SHA-256 of a file, of which all is read."""
-
-    def write(self, path: str, fill: Callable[[Path], None]) -> Stored:
+    def write(self, path: str, fill: Callable[[Path], T]) -> T:
         """Makes a file durable, in place of one that is there.
 
         Args:
             path: Where.
-            fill: Writes the contents to a local file.
+            fill: Writes the contents to a local file. What it returns is returned.
         """
 
     def remove(self, path: str) -> None:
@@ -129,18 +111,6 @@ def storage_of(url: str) -> Storage:
             "a file system that fsspec knows, such as s3://BUCKET/FOLDER"
         ) from error
     return ObjectStorage(files, root, shown)
-
-
-def stored_of(file: io.RawIOBase) -> Stored:
-    """Size and SHA-256 of all of a file."""
-    digest, byte_count = hashlib.sha256(), 0
-    expected = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    buffer = memoryview(bytearray(min(_READ_BYTES, expected) or 1))
-    while count := file.readinto(buffer):
-        digest.update(buffer[:count])
-        byte_count += count
-    return Stored(byte_count, digest.hexdigest())
 
 
 class Disk:
@@ -209,14 +179,7 @@ class LocalStorage:
         except OSError as error:
             raise self._unreadable(path, error) from error
 
-    def stored(self, path: str) -> Stored:
-        with self.open(path) as file:
-            try:
-                return stored_of(file)
-            except OSError as error:
-                raise self._unreadable(path, error) from error
-
-    def write(self, path: str, fill: Callable[[Path], None]) -> Stored:
+    def write(self, path: str, fill: Callable[[Path], T]) -> T:
         target = self._root / path
         try:
             self._make_folders(target.parent)
@@ -224,7 +187,7 @@ class LocalStorage:
                 f".{target.name}.{secrets.token_hex(8)}{PARTIAL_ENDING}"
             )
             try:
-                stored = self._filled(partial, fill)
+                filled = self._filled(partial, fill)
                 self._disk.rename(partial, target)
             except BaseException:
                 # After an fsync that failed, another one may succeed without the bytes
@@ -242,7 +205,7 @@ class LocalStorage:
         except OSError as error:
             raise self._unwritable(path, error) from error
         failpoints.hit("checkpoint.file_durable")
-        return stored
+        return filled
 
     def remove(self, path: str) -> None:
         target = self._root / path
@@ -291,20 +254,13 @@ class LocalStorage:
             raise DamagedError("it is no file, but a folder or a device")
         return os.fdopen(file, "rb", buffering=0)
 
-    def _filled(self, partial: Path, fill: Callable[[Path], None]) -> Stored:
-        fill(partial)
+    def _filled(self, partial: Path, fill: Callable[[Path], T]) -> T:
+        filled = fill(partial)
         failpoints.hit("checkpoint.file_written")
         with partial.open("r+b", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size < _OVERLAPPED_BYTES_MIN:
-                self._disk.sync(file.fileno(), partial)
-                stored = stored_of(file)
-            else:
-                with ThreadPoolExecutor(1) as pool:
-                    syncing = pool.submit(self._disk.sync, file.fileno(), partial)
-                    stored = stored_of(file)
-                    syncing.result()
+            self._disk.sync(file.fileno(), partial)
         failpoints.hit("checkpoint.file_synced")
-        return stored
+        return filled
 
     def _make_folders(self, folder: Path) -> None:
         """Makes what there is not of a path, each durable in the folder above it."""
@@ -398,17 +354,12 @@ class ObjectStorage:
 
         return _RangeFile(read, byte_count)
 
-    def stored(self, path: str) -> Stored:
-        with self.open(path) as file:
-            return stored_of(file)
-
-    def write(self, path: str, fill: Callable[[Path], None]) -> Stored:
+    def write(self, path: str, fill: Callable[[Path], T]) -> T:
         with tempfile.TemporaryDirectory(prefix="paramserver-checkpoint-") as folder:
             local = Path(folder, "file")
             try:
-                fill(local)
-                with local.open("rb", buffering=0) as file:
-                    stored = stored_of(file)
+                filled = fill(local)
+                expected = local.stat().st_size
             except OSError as error:
                 raise StorageError(
                     f"a file for {self.url} can't be written to {folder} first: "
@@ -428,13 +379,13 @@ class ObjectStorage:
                     "place; make its bucket, or name another one"
                 ) from error
         byte_count = self.size(path)
-        if byte_count != stored.byte_count:
+        if byte_count != expected:
             raise StorageError(
-                f"{self._named(path)} has {byte_count} bytes of {stored.byte_count} "
-                "that were put there; check the store"
+                f"{self._named(path)} has {byte_count} bytes of {expected} that were "
+                "put there; check the store"
             )
         failpoints.hit("checkpoint.file_durable")
-        return stored
+        return filled
 
     def remove(self, path: str) -> None:
         with suppress(MissingError):

@@ -730,14 +730,14 @@ class CheckpointPart(google.protobuf.message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     BYTE_COUNT_FIELD_NUMBER: builtins.int
-    SHA256_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
     FINITE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name in the checkpoint."""
     byte_count: builtins.int
     """Its bytes."""
-    sha256: builtins.str
-    """SHA-256 of them, in hexadecimal."""
+    digest: builtins.str
+    """XXH3-128 of its head, which has the digests of its tensors, in hexadecimal."""
     finite: builtins.bool
     """Whether all of its values are finite."""
     def __init__(
@@ -745,10 +745,10 @@ class CheckpointPart(google.protobuf.message.Message):
         *,
         name: builtins.str = ...,
         byte_count: builtins.int = ...,
-        sha256: builtins.str = ...,
+        digest: builtins.str = ...,
         finite: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["byte_count", b"byte_count", "finite", b"finite", "name", b"name", "sha256", b"sha256"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["byte_count", b"byte_count", "digest", b"digest", "finite", b"finite", "name", b"name"]) -> None: ...
 
 global___CheckpointPart = CheckpointPart
 

@@ -237,8 +237,8 @@ def test_a_shard_is_sent_where_it_writes_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        PartReport(7, FilePart("part", 100, "a" * 64)),
-        PartReport(7, FilePart("part", 100, "a" * 64), is_finite=False),
+        PartReport(7, FilePart("part", 100, "a" * 32)),
+        PartReport(7, FilePart("part", 100, "a" * 32), is_finite=False),
         PartReport(7, failure="No space left on device"),
     ],
 )

@@ -137,8 +137,8 @@ def test_without_a_manifest_a_checkpoint_is_not_there(folder: CheckpointFolder) 
 def test_no_checkpoint_is_completed_without_its_parts(folder: CheckpointFolder) -> None:
     name = folder.begin(500)
     part = folder.write_part(name, PART, tensors_of(0, 500), {})
-    missing = FilePart(part_name(1, 2), 300, "0" * 64)
-    other_size = FilePart(PART, part.byte_count + 1, part.sha256)
+    missing = FilePart(part_name(1, 2), 300, "0" * 32)
+    other_size = FilePart(PART, part.byte_count + 1, part.digest)
 
     for parts in ([part, missing], [other_size, missing]):
         with pytest.raises(DamagedError, match=r"it is missing|it has \d+ bytes"):
@@ -249,7 +249,7 @@ def test_parts_of_two_checkpoints_are_no_checkpoint(
     shutil.copy(root / "step-000000000100" / PART, root / name / PART)
 
     (problem,) = local.verify(name)
-    assert "its SHA-256 is" in problem
+    assert "the digest of its head is" in problem
 
 
 def test_a_manifest_of_another_checkpoint_is_damage(
@@ -267,7 +267,7 @@ def test_a_newer_format_is_refused_and_not_skipped(
 ) -> None:
     save(local, 100)
     name = save(local, 500)
-    newer = json.dumps({"format": 2, "manifest": {}, "sha256": ""})
+    newer = json.dumps({"format": 2, "manifest": {}, "digest": ""})
     (root / name / "manifest.json").write_text(newer)
 
     for call in (local.newest_good, lambda: local.verify(name)):
@@ -296,7 +296,7 @@ def test_values_that_are_not_finite_are_not_gone_on_from(
 
 @pytest.mark.parametrize("name", ["../../etc", "step-000000000500\0", "", "s" * 300])
 def test_other_names_reach_no_file(folder: CheckpointFolder, name: str) -> None:
-    part = FilePart(PART, 1, "0" * 64)
+    part = FilePart(PART, 1, "0" * 32)
     for call in (
         lambda: folder.manifest(name),
         lambda: folder.verify(name),

@@ -1,6 +1,5 @@
 """A manifest is read back as it was written, or refused with what is wrong."""
 
-import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from xxhash import xxh3_128_hexdigest
 
 from pswire.checkpoint.errors import CheckpointError, DamagedError, FormatError
 from pswire.checkpoint.manifest import (
@@ -20,7 +20,7 @@ from pswire.checkpoint.manifest import (
 from pswire.membership import Mode
 from tests.doubles.checkpoints import SCHEMA, manifest_of
 
-DIGEST = hashlib.sha256(b"").hexdigest()
+DIGEST = xxh3_128_hexdigest(b"")
 MANIFEST = replace(
     manifest_of([FilePart(part_name(i, 2), 100 + i, DIGEST) for i in range(2)]),
     mode=Mode.SSP,
@@ -35,8 +35,8 @@ def sealed(body: object, format_version: int = 1) -> str:
     def canonical(value: object) -> str:
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
-    digest = hashlib.sha256(canonical(body).encode()).hexdigest()
-    whole = {"format": format_version, "manifest": body, "sha256": digest}
+    digest = xxh3_128_hexdigest(canonical(body).encode())
+    whole = {"format": format_version, "manifest": body, "digest": digest}
     return canonical(whole) + "\n"
 
 
@@ -75,7 +75,7 @@ def test_no_byte_of_it_changes_unnoticed() -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 100, -1])
 def test_a_cut_off_one_is_damaged(length: int) -> None:
-    with pytest.raises(DamagedError, match=r"^it is (empty|no JSON)|its SHA-256"):
+    with pytest.raises(DamagedError, match=r"^it is (empty|no JSON)|its digest"):
         Manifest.from_json(MANIFEST.to_json()[:length])
 
 

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from xxhash import xxh3_128_hexdigest
 
 from pswire.checkpoint.errors import DamagedError
+from pswire.checkpoint.manifest import FilePart
+from pswire.checkpoint.part_head import check_contents
 from pswire.checkpoint.parts import PartKey, PartReader, write_part
 from pswire.optimizer_states import StateKey
 from pswire.torch_types import TORCH_DTYPES
@@ -38,8 +42,15 @@ def part(tmp_path: Path) -> Path:
     return path
 
 
-def reader_of(data: bytes) -> PartReader:
-    return PartReader(io.BytesIO(data), len(data), "the part")  # type: ignore[arg-type]
+def part_of(data: bytes) -> FilePart:
+    """What a manifest says of it."""
+    head = data[: 8 + int.from_bytes(data[:8], "little")]
+    return FilePart("part", len(data), xxh3_128_hexdigest(head))
+
+
+def reader_of(data: bytes, part: FilePart | None = None) -> PartReader:
+    file = io.BytesIO(data)
+    return PartReader(file, part or part_of(data), "the part")  # type: ignore[arg-type]
 
 
 def test_all_tensors_come_back_bit_by_bit(part: Path) -> None:
@@ -55,7 +66,18 @@ def test_all_tensors_come_back_bit_by_bit(part: Path) -> None:
 
 
 def test_it_is_a_safetensors_file_as_others_read_it(part: Path) -> None:
-    assert load_file(part).keys() == TENSORS.keys()
+    found = load_file(part)
+
+    assert found.keys() == TENSORS.keys()
+    for key, tensor in TENSORS.items():
+        assert torch.equal(found[key].nan_to_num(7), tensor.nan_to_num(7))
+    with safe_open(part, "pt") as file:
+        assert METADATA.items() <= file.metadata().items()
+
+
+def test_what_is_said_of_it_is_what_is_in_it(tmp_path: Path) -> None:
+    stored = write_part(tmp_path / "part", TENSORS, METADATA)
+    assert FilePart("part", *stored) == part_of((tmp_path / "part").read_bytes())
 
 
 def test_a_tensor_that_is_not_there_is_named(part: Path) -> None:
@@ -90,28 +112,51 @@ def test_other_names_are_damage(text: str) -> None:
 
 def test_no_byte_of_a_part_changes_unnoticed(part: Path) -> None:
     data = part.read_bytes()
+    written = part_of(data)
+    check_all(data, written)
     for place in range(len(data)):
         changed = bytearray(data)
         changed[place] ^= 1 << place % 8
-        with pytest.raises(DamagedError):
-            read_all(bytes(changed))
+        for check in (read_all, check_all):
+            with pytest.raises(DamagedError):
+                check(bytes(changed), written)
 
 
-def read_all(data: bytes) -> None:
-    reader = reader_of(data)
+@pytest.mark.parametrize("read_bytes", [1, 7, 64, 1 << 20])
+def test_all_of_it_is_checked_in_any_steps(
+    part: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
+) -> None:
+    monkeypatch.setattr("pswire.checkpoint.part_head._READ_BYTES", read_bytes)
+    data = part.read_bytes()
+    written = part_of(data)
+
+    check_all(data, written)
+
+    with pytest.raises(DamagedError, match="from byte"):
+        check_all(data[:-1] + b"?", written)
+    cut_off = io.BytesIO(data[:-1])
+    with pytest.raises(DamagedError, match="from byte"):
+        check_contents(cut_off, written)  # type: ignore[arg-type]
+
+
+def read_all(data: bytes, part: FilePart) -> None:
+    reader = reader_of(data, part)
     for key in reader.keys():  # noqa: SIM118, it is no dict
         reader.tensor(key)
-    if sorted(reader.keys()) != sorted(TENSORS) or reader.metadata != METADATA:
-        pytest.fail("another name of a tensor, or other metadata")
+
+
+def check_all(data: bytes, part: FilePart) -> None:
+    check_contents(io.BytesIO(data), part)  # type: ignore[arg-type]
 
 
 def test_changed_bytes_are_named_with_their_place(part: Path) -> None:
+    written = part_of(part.read_bytes())
     data = bytearray(part.read_bytes())
     data[-1] ^= 1
     said = r"the part is damaged: the \d+ bytes of tensor \S+ from byte \d+ on are not"
 
     with pytest.raises(DamagedError, match=said):
-        read_all(bytes(data))
+        read_all(bytes(data), written)
 
 
 def headed(head: object, data: bytes = b"") -> bytes:

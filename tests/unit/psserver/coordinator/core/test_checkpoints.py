@@ -33,7 +33,7 @@ from tests.doubles.core_values import departure, key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
 PLACE = CheckpointPlace("/checkpoints", "step-000000000006")
-PART = FilePart("part", 100, "0" * 64)
+PART = FilePart("part", 100, "0" * 32)
 
 SETTINGS = CoordinatorSettings(
     job_id="job",

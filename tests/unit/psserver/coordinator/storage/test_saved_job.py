@@ -43,7 +43,7 @@ def pending() -> PendingCheckpoint:
         incarnations={"a": 1, "b": 1, "gone": 4},
         place=PLACE,
         parts={
-            index: FilePart(part_name(index, 2), 1 << 20, f"{index}" * 64)
+            index: FilePart(part_name(index, 2), 1 << 20, f"{index}" * 32)
             for index in (1, 0)
         },
         is_finite=False,
@@ -61,7 +61,7 @@ def test_a_manifest_says_what_the_checkpoint_is() -> None:
     assert Manifest.from_json(manifest.to_json()) == manifest
     assert manifest.name == PLACE.name
     assert (manifest.version, manifest.clock, manifest.mode) == (12, 4, Mode.SSP)
-    assert [part.sha256[0] for part in manifest.parts] == ["0", "1"]
+    assert [part.digest[0] for part in manifest.parts] == ["0", "1"]
     assert not manifest.is_finite
     assert manifest.job["sequences"] == [["a", 1, 4], ["b", 1, 8]]
 

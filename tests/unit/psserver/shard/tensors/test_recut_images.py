@@ -21,6 +21,7 @@ from psserver.shard.tensors.optimizer_state import part_of, spans_of
 from psserver.shard.tensors.recut_images import Source, put_together
 from psserver.shard.tensors.shard_image import PartOfImage, ShardImage
 from pswire.checkpoint.errors import DamagedError
+from pswire.checkpoint.manifest import FilePart
 from pswire.checkpoint.parts import PartReader, write_part
 from pswire.checkpoint.recut import Recut
 from pswire.optimizer_states import StateKey
@@ -71,9 +72,10 @@ def written(
     with TemporaryDirectory() as folder:
         path = Path(folder, "part")
         kept = {name: each for name, each in tensors.items() if each is not None}
-        write_part(path, kept, image.metadata())
+        stored = write_part(path, kept, image.metadata())
         data = path.read_bytes()
-    part = PartReader(cast("RawIOBase", BytesIO(data)), len(data), "part")
+    file = cast("RawIOBase", BytesIO(data))
+    part = PartReader(file, FilePart("part", *stored), "part")
     return PartOfImage(part)
 
 
