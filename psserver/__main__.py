@@ -15,6 +15,8 @@ from psserver.config import (
 )
 from psserver.job_options import JobOptions, takes_job_options
 from pswire.addresses import Address
+from pswire.limits import WAIT_S_MAX
+from pswire.number_range import NumberRange
 from pswire.options import (
     VersionOption,
     listen_address,
@@ -158,6 +160,55 @@ def local(
 
     daemons = run_local(config, job.arguments(), verbose=verbose)
     _run("local", daemons, verbose=verbose)
+
+
+@app.command()
+def form(
+    *,
+    listen: Listen = "127.0.0.1:7070",  # type: ignore[assignment]
+    state_dir: StateDir,
+    checkpoint_dir: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER|URL",
+            help="Where the job's checkpoints are.",
+            show_default=False,
+        ),
+    ],
+    wait: Annotated[
+        float,
+        number_option(
+            allowed=NumberRange(0.1, WAIT_S_MAX, unit="seconds"),
+            metavar="SECONDS",
+            help="Longest wait for shards that live, which call --listen.",
+        ),
+    ] = 5.0,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it; without this nothing is changed.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON for programs.")
+    ] = False,
+    insecure: Insecure = False,
+    verbose: Verbose = False,
+) -> None:
+    """Goes on from a checkpoint if the coordinator's state is damaged.
+
+    Says first what that means: what is wrong, from which checkpoint, which shards live,
+    and how much is trained again. With --yes the damaged files are set aside, never
+    deleted. The coordinator must not run; start it afterwards by its command line.
+    """
+    from psserver.coordinator.forming import form as formed
+
+    forming = formed(
+        listen=ListenConfig(address=listen, insecure=insecure),
+        state_dir=state_dir,
+        checkpoint_url=checkpoint_dir,
+        wait_s=wait,
+        is_wanted=yes,
+        as_json=as_json,
+    )
+    _run("form", forming, verbose=verbose)
 
 
 def _run(role: str, daemon: Coroutine[Any, Any, None], *, verbose: bool) -> None:

@@ -1,9 +1,11 @@
 """Checkpoints of a small job, written to a folder."""
 
+import json
 from collections.abc import Mapping, Sequence
 
 import torch
 
+from psserver.coordinator.storage.job_codec import dump_record
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import FilePart, Manifest, part_name
 from pswire.checkpoint.parts import PartKey
@@ -12,7 +14,7 @@ from pswire.job_terms import JobTerms
 from pswire.membership import Mode
 from pswire.optimizer_states import StateKey
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
-from tests.doubles.core_values import sgd
+from tests.doubles.core_values import record, sgd
 
 SCHEMA = ModelSchema(
     (
@@ -21,6 +23,14 @@ SCHEMA = ModelSchema(
     )
 )
 TERMS = JobTerms(schema=SCHEMA, optimizers=(sgd(groups=((0, 1),)),))
+JOB = {
+    "seed": 7,
+    "record": json.loads(dump_record(record({"w0": 0, "w1": 0}))),
+    "sequences": [],
+    "incarnations": {"w0": 1, "w1": 1},
+    "epochs": [],
+    "splits": [],
+}
 
 
 def manifest_of(
@@ -44,7 +54,7 @@ def manifest_of(
         is_finite=is_finite,
         parts=tuple(parts),
         terms=TERMS,
-        job={"seed": 7, "ledger": [["loader", 0]]},
+        job=JOB,
         state=state,
     )
 

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from pswire.checkpoint.folder import CheckpointFolder
-from tests.doubles.children import Nursery, wait_until
+from tests.doubles.children import Child, Nursery, wait_until
 from tests.fault.test_killed_whole_jobs import EPOCHS, WholeJob, undisturbed
 
 FAILPOINTS: Final = (
@@ -41,10 +41,10 @@ class FailingJob(WholeJob):
     def _failing(self) -> str:
         return self.failpoint.partition(".")[0]
 
-    def _start(self, name: str, *arguments: str, **environment: str) -> None:
+    def _start(self, name: str, *arguments: str, **environment: str) -> Child:
         if self.failpoint and name.startswith(self._failing):
             environment["PS_FAILPOINT"] = self.failpoint
-        super()._start(name, *arguments, **environment)
+        return super()._start(name, *arguments, **environment)
 
     def wait_killed(self) -> None:
         """Returns once the failpoint has killed a daemon."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from pswire.exit_codes import ExitCode
 from tests.doubles.children import Child, Nursery, kill, wait_until
 from tests.doubles.free_addresses import free_address
 from tests.fault.epochs_training import BATCH_SIZE, SAMPLE_COUNT
@@ -44,21 +45,14 @@ class WholeJob:
         self._schedule = schedule
         self._every_steps = every_steps
         self._address = str(free_address())
+        self._shard_count = 0
         self.lives: list[dict[str, Child]] = []
 
     def start(self, *, shard_count: int = 2, holds: Sequence[int] = ()) -> None:
         """Starts everything, by lines that differ in nothing else."""
         self.lives.append({})
-        state = self._folder / "state"
-        self._start(
-            "coordinator",
-            *("-m", "psserver", "coordinator", f"--listen={self._address}"),
-            *(f"--shards={shard_count}", f"--min-workers={len(WORKERS)}"),
-            *(f"--state-dir={state / 'coordinator'}", "--lease-ttl=2"),
-            *(f"--checkpoint-dir={self._folder / 'checkpoints'}", "--seed=5"),
-            f"--checkpoint-every={self._every_steps}steps",
-            *self._options,
-        )
+        self._shard_count = shard_count
+        self._start_coordinator()
         for index in range(shard_count):
             self._start_shard(index)
         for name in WORKERS:
@@ -87,6 +81,34 @@ class WholeJob:
 
     def lose_state(self) -> None:
         shutil.rmtree(self._folder / "state")
+
+    def damage_state(self) -> str:
+        """Kills the coordinator, overwrites its state, and has the job formed again.
+
+        Returns:
+            What the coordinator and `psserver form` say of that.
+        """
+        killed = self.lives[-1].pop("coordinator")
+        killed.send(signal.SIGKILL)
+        killed.wait_end()
+        state = self._folder / "state" / "coordinator"
+        (state / "job.sqlite").write_bytes(b"no database" * 100)
+        refused = self._start_coordinator("-refused")
+        assert refused.wait_end() == ExitCode.BAD_CONFIGURATION
+        said = refused.log
+        for name, flags in (("-plan", []), ("-formed", ["--yes"])):
+            form = self._start(
+                f"form{name}",
+                *("-m", "psserver", "form", f"--listen={self._address}", *flags),
+                *(f"--state-dir={state}", "--wait=30"),
+                f"--checkpoint-dir={self._folder / 'checkpoints'}",
+            )
+            assert form.wait_end() == 0, form.log
+            said += form.out
+        for each in ("coordinator-refused", "form-plan", "form-formed"):
+            del self.lives[-1][each]
+        self.lives[-1]["coordinator"] = self._start_coordinator("-again")
+        return said
 
     def wait_clock(self, clock: int) -> None:
         """Returns once a worker has reached a clock."""
@@ -150,6 +172,17 @@ class WholeJob:
         for child in self.lives[-1].values() if self.lives else ():
             kill(child)
 
+    def _start_coordinator(self, suffix: str = "") -> Child:
+        return self._start(
+            f"coordinator{suffix}",
+            *("-m", "psserver", "coordinator", f"--listen={self._address}"),
+            *(f"--shards={self._shard_count}", f"--min-workers={len(WORKERS)}"),
+            *(f"--state-dir={self._folder / 'state' / 'coordinator'}", "--seed=5"),
+            *(f"--checkpoint-dir={self._folder / 'checkpoints'}", "--lease-ttl=2"),
+            f"--checkpoint-every={self._every_steps}steps",
+            *self._options,
+        )
+
     def _start_shard(self, index: int, suffix: str = "") -> None:
         state = self._folder / "state" / f"shard-{index}"
         self._start(
@@ -158,13 +191,14 @@ class WholeJob:
             *("--listen=127.0.0.1:0", f"--state-dir={state}"),
         )
 
-    def _start(self, name: str, *arguments: str, **environment: str) -> None:
+    def _start(self, name: str, *arguments: str, **environment: str) -> Child:
         folder = self._folder / f"life-{len(self.lives)}"
         folder.mkdir(exist_ok=True, parents=True)
         child = self._nursery.start(
             name, *arguments, folder=folder, environment=environment
         )
         self.lives[-1][name] = child
+        return child
 
     def _wait(self, is_over: Any, what: str) -> None:  # noqa: ANN401
         def is_so() -> bool:
@@ -347,6 +381,41 @@ def test_a_job_whose_shard_is_killed_goes_on_in_the_same_processes(
         told = [f"epoch {n} of 'loader' is over: of 48" in log for n in range(EPOCHS)]
         assert all(told)
         assert log.count("is over: of 48 positions 48 seen once") == EPOCHS + 1
+
+
+@pytest.mark.timeout(300)
+def test_a_job_whose_coordinators_state_is_damaged_is_formed_in_the_same_processes(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Shards and workers live; the checkpoint is of an epoch before theirs."""
+    first, later = CLOCKS_OF_EPOCH - 1, CLOCKS_OF_EPOCH + 2
+    with WholeJob(nursery, tmp_path, every_steps=2 * first) as job:
+        job.start(holds=[first, later])
+        job.wait_held()
+        job.wait_checkpoint(2 * first)
+        job.go_on()
+        job.wait_held(2)
+        said = job.damage_state()
+        job.go_on()
+        for count in (3, 4):  # at both clocks again
+            job.wait_held(count)
+            job.go_on()
+        ends = job.ends()
+
+        assert "job.sqlite in state folder" in said
+        assert "go on from the newest checkpoint by `psserver form`" in said
+        for index in range(2):
+            assert (
+                f"shard {index} lives, at clock {later} (version {2 * later})" in said
+            )
+        assert f"{2 * (later - first)} steps of all workers since" in said
+        assert "nothing was changed; with --yes" in said
+        state = tmp_path / "state" / "coordinator"
+        kept = state / "damaged-1" / "job.sqlite"
+        assert kept.read_bytes() == b"no database" * 100
+        assert ends[0] == ends[1]
+        log = job.log("coordinator")
+        assert log.count("is over: of 48 positions 48 seen once") == EPOCHS
 
 
 def shards_of(local: Child) -> list[int]:

@@ -9,7 +9,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -71,6 +71,10 @@ class NotWrittenError(Exception):
     """The disk did not take a change; the text says why."""
 
 
+class DamagedStateError(StateFolderError):
+    """Files of a job are damaged or missing: nothing that is there can be relied on."""
+
+
 class JobStore:
     """The database in a state folder.
 
@@ -87,22 +91,22 @@ class JobStore:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # SQLite would make it readable for all; its log gets the same mode.
             os.close(os.open(folder / DATABASE, os.O_CREAT | os.O_RDWR, 0o600))
-            self._db = sqlite3.connect(
-                folder / DATABASE, isolation_level=None, timeout=LOCK_TIMEOUT_S
-            )
+            # At its end a connection that writes would merge the log into a database
+            # that may be damaged, and is to stay as it is then.
+            self._db = self._opened("ro")
         except (OSError, sqlite3.Error) as error:
             raise self._unusable(error) from error
-        # One for all: a connection keeps a reference for each cursor that it has made.
-        self._writes = self._db.cursor()
         try:
-            self._check_database(identity)
+            with closing(self._db):
+                self._check_database(identity)
+            self._db = self._opened("rw")
+            # One for all: a connection keeps a reference for each cursor that it has
+            # made.
+            self._writes = self._db.cursor()
             self._prepare()
         except sqlite3.Error as error:
             self._db.close()
             raise self._unusable(error) from error
-        except StateFolderError:
-            self._db.close()
-            raise
 
     def __enter__(self) -> Self:
         return self
@@ -226,6 +230,15 @@ class JobStore:
                 "SELECT value FROM splits ORDER BY rowid"
             ).fetchall()
             return tuple(RecordedSplit(**json.loads(value)) for (value,) in rows)
+
+    def _opened(self, mode: str) -> sqlite3.Connection:
+        path = (self._folder / DATABASE).absolute()
+        return sqlite3.connect(
+            f"{path.as_uri()}?mode={mode}",
+            isolation_level=None,
+            timeout=LOCK_TIMEOUT_S,
+            uri=True,
+        )
 
     def _prepare(self) -> None:
         # Exclusive: held from the first write to the end of the process.
@@ -388,11 +401,12 @@ class JobStore:
                 text = str(error)
             raise self._damaged(DATABASE, text) from error
 
-    def _damaged(self, file: str, text: str) -> StateFolderError:
-        return StateFolderError(
+    def _damaged(self, file: str, text: str) -> DamagedStateError:
+        return DamagedStateError(
             f"{file} in state folder {self._folder} is damaged: {text}. Nothing was "
-            "changed. Put the files of the folder back from a copy, or begin a new job "
-            "with another --state-dir"
+            "changed. Put the files of the folder back from a copy, or go on from the "
+            "newest checkpoint by `psserver form`, which says first what that means; "
+            "without one begin a new job with another --state-dir"
         )
 
     def _unusable(self, error: Exception) -> StateFolderError:
