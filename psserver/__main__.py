@@ -192,7 +192,7 @@ def form(
     insecure: Insecure = False,
     verbose: Verbose = False,
 ) -> None:
-    """Goes on from a checkpoint if the coordinator's state is damaged.
+    """Forms a job anew whose coordinator's state is damaged.
 
     Says first what that means: what is wrong, from which checkpoint, which shards live,
     and how much is trained again. With --yes the damaged files are set aside, never
