@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         WaitTimeoutError,
         WorkerIdTakenError,
     )
+    from psworker.member.rewinds import Rewind
     from psworker.optim.push_result import PushResult
     from psworker.snapshots.snapshot import Snapshot, SnapshotReader
     from psworker.tensors.compression import Compression
@@ -78,6 +79,7 @@ __all__ = [
     "ProtocolError",
     "PsError",
     "PushResult",
+    "Rewind",
     "SchemaMismatchError",
     "ServerError",
     "ShardLostError",
@@ -104,6 +106,7 @@ _MODULES = {
     "LocalConnection": "connection",
     "connect": "connecting",
     "PushResult": "optim.push_result",
+    "Rewind": "member.rewinds",
     "Snapshot": "snapshots.snapshot",
     "SnapshotReader": "snapshots.snapshot",
     "WorkerConnection": "connection",

@@ -16,6 +16,7 @@ from psworker.data import LeasedLoader, Split
 from psworker.data.splitting import check_recorded, to_record
 from psworker.errors import ConfigurationError, refuse_closed, refuse_name
 from psworker.left_behind import reduced
+from psworker.member.rewinds import RewindCallback
 from psworker.member.script_state import HasState
 from psworker.optim.buffer_policies import BufferChoice
 from psworker.optim.checks import check_overlap
@@ -337,6 +338,38 @@ class Connection:
             )
         except NotStorableError as error:
             raise ConfigurationError(f"register_state({name!r}): {error}") from None
+
+    @at_entrance
+    def on_rewind(self, callback: RewindCallback) -> RewindCallback:
+        """Has a callback called when the job has returned to a checkpoint.
+
+        After the loss of a shard the job goes on from its newest checkpoint in the same
+        processes. Parameters, optimizers, the schedulers of `prepare` and what is
+        registered are set back; what the script keeps besides, such as a log or a
+        counter of its own, it can set back here. Several callbacks are called in the
+        order of these calls. See docs/checkpoints.md.
+
+        Args:
+            callback: Called with a `Rewind`, which says from which clock and epoch to
+                which, in the script's own thread: when it asks for its next batch, or
+                begins its next step, after all else is set back. What it raises comes
+                out of that call.
+
+        Returns:
+            The same callback, so that this can be a decorator.
+
+        Raises:
+            ConfigurationError: It can't be called.
+            UnsupportedError: This process is one of several that push as one.
+        """
+        self._refuse_closed()
+        if not callable(callback):
+            raise ConfigurationError(
+                f"on_rewind() takes a function of one argument, and a "
+                f"{type(callback).__qualname__} can't be called"
+            )
+        self._backend.on_rewind(callback)
+        return callback
 
     @at_entrance
     def publish(self, *what: nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 from pswire.reasons import ErrorReason
 from pswire.recorded_split import RecordedSplit
 from psworker.errors import PsError
+from psworker.member.rewinds import RewindCallback
 from psworker.member.script_state import HasState
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.prepare import PrepareOptions
@@ -27,6 +28,11 @@ GROUP_STATE_TEXT: Final = (
     "prepared model's buffers, or start each process as a worker of its own"
 )
 """Which process of a group leads may change, and the others' state would be lost."""
+
+GROUP_REWIND_TEXT: Final = (
+    "on_rewind() is not possible in a group of processes that push as one, nor before "
+    "prepare() where there is a group: start each process as a worker of its own"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +183,14 @@ class Backend(Protocol):
         Raises:
             ConfigurationError: The name is taken.
             NotStorableError: Its state can't be stored.
+            UnsupportedError: This backend can't.
+        """
+        ...
+
+    def on_rewind(self, callback: RewindCallback) -> None:
+        """Has a callback called when the job has returned to a checkpoint.
+
+        Raises:
             UnsupportedError: This backend can't.
         """
         ...

@@ -28,6 +28,7 @@ from pswire.schema import OptimizerSpec
 from pswire.torch_types import bytes_of
 from psworker.backends.backend import (
     GROUP_PUBLISH_TEXT,
+    GROUP_REWIND_TEXT,
     GROUP_STATE_TEXT,
     LeaderError,
     WorkerPlace,
@@ -43,6 +44,7 @@ from psworker.errors import (
     UnsupportedError,
     refuse_closed,
 )
+from psworker.member.rewinds import RewindCallback
 from psworker.member.script_state import HasState
 from psworker.optim.buffers import Buffers
 from psworker.optim.declared_tensors import DeclaredTensors
@@ -525,6 +527,13 @@ class Group:
             raise UnsupportedError(GROUP_STATE_TEXT)
         assert self._job is not None, "it has joined"
         self._job.register_state(name, holder)
+
+    def on_rewind(self, callback: RewindCallback) -> None:
+        """Takes a callback, if this process is a worker of its own."""
+        if self._steps is not None or self.place.rank is None:
+            raise UnsupportedError(GROUP_REWIND_TEXT)
+        assert self._job is not None, "it has joined"
+        self._job.on_rewind(callback)
 
     def record_split(self, record: RecordedSplit) -> RecordedSplit:
         """Records a split with the job, once for the group."""

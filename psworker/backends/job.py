@@ -30,6 +30,7 @@ from psworker.launch.reachability import (
     wait_reachable,
 )
 from psworker.member.joining import Joining, OtherOrderError
+from psworker.member.rewinds import RewindCallback
 from psworker.member.script_state import HasState
 from psworker.member.session import CALL_TIMEOUT_S, Session
 from psworker.optim.buffer_policies import warn_of_defaults
@@ -157,6 +158,7 @@ class Job:
             made = PreparedOptimizer(
                 inner, spec, stepper, given.bound, stepper.compression, stepper.calls
             )
+            made.before_step = self._session.rewinds.end
             if stepper.overlaps:
                 made.watch_parameters(stepper.settle)
             return made
@@ -164,6 +166,7 @@ class Job:
         self._stepper = stepper
         self._prepared = prepared = PreparedObjects(given, loaders, make)
         link.start(stepper, prepared.optimizers)
+        self._session.rewinds.add_follower(prepared.rewind)
         self._loop.run(self._session.announce_state)
         return prepared.follow_schedulers(is_late=stepper.member.base_clock > 0)
 
@@ -207,6 +210,10 @@ class Job:
         """Has checkpoints take the state of an object, and loads what they have."""
         self._session.script_state.register(name, holder)
         self._loop.run(self._session.announce_state)
+
+    def on_rewind(self, callback: RewindCallback) -> None:
+        """Has a callback called when the job has returned to a checkpoint."""
+        self._session.rewinds.add_callback(callback)
 
     def close(self, *, leaves: bool) -> None:
         """Leaves the job if it is in it, and ends all calls."""
@@ -285,6 +292,8 @@ class Job:
                 first_loader = first_loader or name
                 made.note_first_epoch(joined.epochs[name])
         state = self._session.script_state
+        for number, scaler in enumerate(given.loss_scales.scalers):
+            state.register(f"prepared GradScaler {number}", scaler)
         state.joined(first_loader)
         if joined.checkpoint:
             state.load(joined.checkpoint, joined.state)
@@ -356,6 +365,12 @@ class DataLink:
         assert self._stepper is not None, "loaders are handed out after joining"
         return range(self._stepper.first_epochs.get(loader, epoch), epoch)
 
+    def enter_again(self, loader: str, epoch: int) -> None:
+        """Has schedulers take the steps that lie before an epoch's beginning."""
+        if loader == self._session.script_state.loader:
+            for each in self._optimizers.values():
+                each.schedules.enter_again(epoch)
+
     @property
     def sharer_count(self) -> int:
         """Workers that take ranges on demand; 0 where ranges are dealt in rounds."""
@@ -391,7 +406,11 @@ class DataLink:
 
     def note_draw(self, loader: str, epoch: int) -> None:
         """The script asks for a batch: it is done with its last step."""
+        self._session.rewinds.end()
         self._session.script_state.draw(loader, epoch)
+        if loader == self._session.script_state.loader:
+            for each in self._optimizers.values():
+                each.schedules.draw(epoch)
 
     def settle(self) -> None:
         """Completes a step that is under way."""
@@ -401,7 +420,7 @@ class DataLink:
         """Joins again after an eviction."""
         assert self._stepper is not None, "loaders are handed out after joining"
         self._stepper.rejoin()
-        self._session.script_state.end_rewind()
+        self._session.rewinds.end()
 
     def open_epoch(self, request: EpochRequest) -> LoopFuture[Origin]:
         """Opens an epoch; what its order is drawn from."""

@@ -21,6 +21,7 @@ from psworker.data.batch_tensors import watch_calls
 from psworker.data.local_loader import LocalDraws, LocalLoader, local_loader
 from psworker.errors import refuse_closed
 from psworker.launch.torchrun import TorchrunProcess
+from psworker.member.rewinds import RewindCallback
 from psworker.member.script_state import HasState
 from psworker.optim.buffer_policies import read_choice
 from psworker.optim.checks import (
@@ -123,6 +124,9 @@ class Local:
     def register_state(self, name: str, holder: HasState) -> None:
         """Checks that its state could be stored; nothing is, without a job."""
         encode_states({name: holder.state_dict()})
+
+    def on_rewind(self, callback: RewindCallback) -> None:
+        """Does nothing: a process that trains alone returns to no checkpoint."""
 
     def record_split(self, record: "RecordedSplit") -> "RecordedSplit":
         """Keeps the first one of a name."""

@@ -1,6 +1,6 @@
 """What `prepare` makes for a job, and for one that replaces optimizers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 from pswire.schema import OptimizerSpec
 from psworker.data import DataSource, LoaderRefused, prepare_loader
 from psworker.errors import ConfigurationError
+from psworker.member.rewinds import Rewind
 from psworker.optim.adjusters import LossScales
-from psworker.optim.buffer_policies import BufferChoice, choose_policies
+from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_policies
 from psworker.optim.checks import check_loss, check_same_clip_norm, kinds_text
 from psworker.optim.model_schema import describe_optimizer
 from psworker.optim.named_objects import NamedObjects
@@ -76,6 +77,18 @@ class PreparedObjects:
         for each in self.optimizers.values():
             each.follow(self.given.schedulers, is_late=is_late)
         return self.loaders | self._by_id(self.given.optimizers)
+
+    def rewind(self, rewind: Rewind) -> Iterator[str]:
+        """Sets optimizers back to a checkpoint; what of them stays, in words."""
+        for each in self.optimizers.values():
+            each.rewind(is_late=rewind.to_clock > 0)
+            if each.schedules.follows_metric:
+                yield f"what ReduceLROnPlateau of {each.name} has measured"
+        if BufferPolicy.LOCAL in self.given.buffers.values():
+            yield "buffers that are local to each worker"
+        sent = self.given.compression.push_encoding
+        if sent is not None and sent.keeps_residual:
+            yield f"residuals of {sent.name}"
 
     def exchange(
         self,

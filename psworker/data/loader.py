@@ -227,13 +227,18 @@ class LeasedLoader(PreparedLoader):
         lies in one of them.
         """
         before = self._source.open_before(self._name, epoch) if rejoin_count else ()
-        for earlier in before:
-            if rejoin_count == self._source.rejoin_count:
-                again = self._orders.begin(earlier)
-                yield from self._batches_held(earlier, again)
+        for each in (*before, epoch):
+            if rejoin_count != self._source.rejoin_count:
+                return
+            self._present_epoch = each
+            if rejoin_count:
+                self._source.enter_again(self._name, each)
+            if each == epoch:
+                yield from self._batches_held(epoch, draw)
+            else:
+                again = self._orders.begin(each)
+                yield from self._batches_held(each, again)
                 again.end()
-        if rejoin_count == self._source.rejoin_count:
-            yield from self._batches_held(epoch, draw)
 
     def _batches_held(self, epoch: int, draw: EpochDraw) -> Iterator[Any]:
         """Batches of an epoch for as long as this start of the worker may have any."""

@@ -55,6 +55,13 @@ class DataSource(SampleCount, Protocol):
         """Epochs before one of which something was left when the worker last joined."""
         ...
 
+    def enter_again(self, loader: str, epoch: int) -> None:
+        """Batches of an epoch come next, after the worker has joined again.
+
+        The script may have been through its beginning before.
+        """
+        ...
+
     @property
     def sharer_count(self) -> int:
         """Workers that take ranges on demand; 0 where ranges are dealt in rounds."""

@@ -91,6 +91,8 @@ class Joined:
         epochs: By loader, the first epoch that was not over.
         checkpoint: The newest one, if it has registered state to be loaded.
         state: What it has.
+        returned_to: Checkpoint that the job has returned to since this worker was a
+            member; empty if it has to none.
     """
 
     member: Member
@@ -100,6 +102,7 @@ class Joined:
     epochs: Mapping[str, int] = field(default_factory=dict)
     checkpoint: str = ""
     state: bytes = b""
+    returned_to: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +111,14 @@ class LostStart:
 
     Attributes:
         worker: Which start.
+        generation: Newest one that it was a member in.
+        clock: Clocks that it had completed.
         pushes: Each shard's part of its push that was under way; empty if none was.
     """
 
     worker: WorkerKey
+    generation: int
+    clock: int
     pushes: Sequence[OutgoingPush] = ()
 
     @property
@@ -140,7 +147,7 @@ class Joining:
         self._given = given
         self._eviction_cause = ""
         self._epochs: dict[str, int] = {}
-        self._checkpoint = ""
+        self._answer = JoinAnswer()
 
     def join_first(self, deadline: float) -> Joined:
         """Joins; a worker that is evicted before that tries again as a new start.
@@ -213,9 +220,10 @@ class Joining:
 
     def _rejoin(self, lost: LostStart, deadline: float) -> tuple[Joined, PushResult]:
         joined = self._join(deadline)
-        record = self._session.membership.record
-        if record is not None and record.is_start:
-            joined = self._with_state(joined)  # the job has returned to a checkpoint
+        answer = self._answer
+        if answer.start_checkpoint and answer.generation_before >= lost.generation:
+            joined = self._with_state(joined)
+            joined = replace(joined, returned_to=answer.start_checkpoint)
         try:
             outcome = self._loop.run(lambda: self._outcome_of_push(lost))
         except BaseException:
@@ -223,25 +231,27 @@ class Joining:
                 joined.late_joiner.abandon()
             raise
         push = replace(combine(joined.replies), outcome=outcome, rejoined=True)
-        logger.warning(
-            "worker %s was evicted in its start %d: %s; it has joined again as start "
-            "%d, at clock %d of generation %d%s",
-            lost.worker.worker_id,
-            lost.worker.incarnation,
-            self._eviction_cause,
-            self._session.worker.incarnation,
-            push.clock,
-            joined.generation,
-            f"; its push under way was {outcome}" if lost.pushes else "",
-        )
+        if not joined.returned_to:  # else it is said when the script goes on
+            logger.warning(
+                "worker %s was evicted in its start %d: %s; it has joined again as "
+                "start %d, at clock %d of generation %d%s",
+                lost.worker.worker_id,
+                lost.worker.incarnation,
+                self._eviction_cause,
+                self._session.worker.incarnation,
+                push.clock,
+                joined.generation,
+                f"; its push under way was {outcome}" if lost.pushes else "",
+            )
         return joined, push
 
     def _with_state(self, joined: Joined) -> Joined:
         """A place, with what the checkpoint has that the job goes on from."""
-        if not self._checkpoint:
+        checkpoint = self._answer.checkpoint
+        if not checkpoint:
             return joined
-        state = self._loop.run(lambda: self._session.load_state(self._checkpoint))
-        return replace(joined, checkpoint=self._checkpoint, state=state)
+        state = self._loop.run(lambda: self._session.load_state(checkpoint))
+        return replace(joined, checkpoint=checkpoint, state=state)
 
     async def _outcome_of_push(self, lost: LostStart) -> str:
         """What became of the push under way, as the record of the eviction says."""
@@ -410,7 +420,7 @@ class Joining:
             entries = given.bound.schema.entries
             raise OtherOrderError(answer.order, [entry.name for entry in entries])
         self._epochs = dict(zip(given.loaders, answer.epochs, strict=True))
-        self._checkpoint = answer.checkpoint
+        self._answer = answer
         return answer
 
     def _seed(self, order: SeedOrder, deadline: float, log: WaitingLog) -> None:

@@ -130,6 +130,8 @@ class ScriptState:
     """What a script has registered: made on the event loop, used in its thread.
 
     Attributes:
+        loader: Name of the first loader that was prepared, empty without any.
+        epoch: Epoch that the script has drawn a batch of it from last.
         copies: As of the last steps of this start of the worker.
     """
 
@@ -138,12 +140,11 @@ class ScriptState:
         self._objects: dict[str, HasState] = {}
         self._stored: dict[str, Any] = {}
         self._checkpoint = ""
-        self._rewound: tuple[str, bytes] | None = None
         self._has_joined = False
         self._loop = asyncio.get_running_loop()
         self._kept = asyncio.Event()
-        self._loader = ""
-        self._epoch = 0
+        self.loader = ""
+        self.epoch = 0
         self._has_warned = False
         self.copies = StateCopies()
 
@@ -179,10 +180,13 @@ class ScriptState:
     def joined(self, loader: str) -> None:
         """The worker is a member; the loader is the first that was prepared."""
         self._has_joined = True
-        self._loader = loader
+        self.loader = loader
 
-    def load(self, checkpoint: str, state: bytes) -> None:
+    def load(self, checkpoint: str, state: bytes) -> list[str]:
         """Loads what a checkpoint has; what nobody has registered yet is kept.
+
+        Returns:
+            Names of what is loaded.
 
         Raises:
             SnapshotError: It is not as it was written.
@@ -194,42 +198,19 @@ class ScriptState:
                 f"the registered state of checkpoint {checkpoint} is damaged: {error}"
             ) from None
         self._checkpoint = checkpoint
-        for name in self._objects:
-            self._load(name)
-
-    def rewind(self, checkpoint: str, state: bytes) -> None:
-        """The job has returned to a checkpoint, in the middle of a step of the script.
-
-        It is loaded when the script goes on from that step, as it was kept.
-        """
-        self._rewound = checkpoint, state
-
-    def end_rewind(self) -> None:
-        """Loads what the job has returned to, if it has: no step is under way."""
-        if self._rewound is None:
-            return
-        (checkpoint, state), self._rewound = self._rewound, None
-        self.load(checkpoint, state)
-        logger.warning(
-            "the job has returned to checkpoint %s: %s as it was there, and whatever "
-            "else the script has counted stays",
-            checkpoint,
-            ", ".join(map(repr, self._objects)) or "nothing is registered that is",
-        )
+        return [name for name in self._objects if self._load(name)]
 
     def draw(self, loader: str, epoch: int) -> None:
         """The script asks for a batch of an epoch: its last step is behind it."""
-        self.end_rewind()
-        if loader == self._loader:
-            self._epoch = epoch
+        if loader == self.loader:
+            self.epoch = epoch
             if self.is_sent and self.copies.lacks(epoch):
                 self._keep(epoch)
 
     def step(self, sequence: int) -> None:
         """The script makes a step, by the push of this number."""
-        self.end_rewind()
         if self.is_sent and self.copies.lacks(None):
-            self._keep(self._epoch)
+            self._keep(self.epoch)
         self.copies.step(sequence)
 
     def end(self) -> bytes:
@@ -237,14 +218,14 @@ class ScriptState:
         if not self.is_sent:
             return b""
         state = self._encoded()
-        self.copies.keep(self._epoch + 1, state)
+        self.copies.keep(self.epoch + 1, state)
         self.copies.end()
         self._loop.call_soon_threadsafe(self._kept.set)
         return state
 
     async def wanted(self, wanted: StateWanted) -> bytes:
         """State as of a push, once the script has gone on from it."""
-        epoch = wanted.epochs.get(self._loader, 0)
+        epoch = wanted.epochs.get(self.loader, 0)
         while True:
             self._kept.clear()
             state = self.copies.after(wanted.sequence, epoch)
@@ -270,7 +251,8 @@ class ScriptState:
                 )
             return b""
 
-    def _load(self, name: str) -> None:
+    def _load(self, name: str) -> bool:
+        """Loads one, if the checkpoint has it."""
         if name not in self._stored:
             if self._checkpoint:
                 logger.warning(
@@ -279,7 +261,7 @@ class ScriptState:
                     self._checkpoint,
                     name,
                 )
-            return
+            return False
         holder, state = self._objects[name], self._stored.pop(name)
         holder.load_state_dict(state)
         if isinstance(holder, LRScheduler):
@@ -287,3 +269,4 @@ class ScriptState:
             rates = holder.get_last_lr()
             for group, rate in zip(holder.optimizer.param_groups, rates, strict=False):
                 group["lr"] = rate
+        return True

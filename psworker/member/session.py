@@ -27,6 +27,7 @@ from psworker.member.core import Begin, Join, Seed
 from psworker.member.membership import Membership
 from psworker.member.push_history import PushHistory
 from psworker.member.registration import register, taken_by
+from psworker.member.rewinds import Rewinds
 from psworker.member.script_state import ScriptState
 from psworker.member.shard_calls import ShardCalls
 from psworker.transport.call_error import CallError
@@ -73,6 +74,7 @@ class Session:
         core: What this start of the worker decides in the protocol.
         shards: Calls to the shards.
         script_state: What the script has registered.
+        rewinds: What is set back when the job returns to a checkpoint.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Session:
         self._has_left = False
         self._silent_since: float | None = None
         self.script_state = ScriptState(self.membership)
+        self.rewinds = Rewinds(self.script_state)
         self._answering: asyncio.Task[None] | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._watching = asyncio.ensure_future(self._watch())

@@ -8,9 +8,11 @@ A script steps some schedulers at the end of each epoch, also of those that are 
 which yield nothing to it. These steps are among those that the job has taken.
 """
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
+import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -21,18 +23,40 @@ from psworker.optim.push_result import PushResult
 class Schedules:
     """The schedulers that `prepare` was given for one optimizer, in its order."""
 
-    def __init__(self, schedulers: Iterable[LRScheduler], optimizer: object) -> None:
+    def __init__(self, schedulers: Iterable[LRScheduler], optimizer: Optimizer) -> None:
         """Finds those of an optimizer among all that `prepare` was given."""
+        self._optimizer = optimizer
         self._schedulers = [
             each
             for each in schedulers
             if any(getattr(own, "optimizer", None) is optimizer for own in parts(each))
         ]
+        # As they are given, to begin with again.
+        self._first_states = [
+            copy.deepcopy(each.state_dict()) for each in self._schedulers
+        ]
+        self._first_groups = [
+            {name: _copied(group[name]) for name in self._scheduled}
+            for group in optimizer.param_groups
+        ]
+        # By epoch, the steps taken when the script came to it, and how many of them
+        # after the last batch of the one before.
+        self._entered: dict[int, list[tuple[int, int]]] = {}
+        self._epoch = -1
+        self._drawn_at: tuple[int, ...] = self.steps
 
     @property
     def steps(self) -> tuple[int, ...]:
         """Steps that each has taken."""
         return tuple(_steps_of(each) for each in self._schedulers)
+
+    @property
+    def _scheduled(self) -> list[str]:
+        """Hyperparameters that they set."""
+        own = [part for each in self._schedulers for part in parts(each)]
+        cycled = any(getattr(part, "cycle_momentum", False) for part in own)
+        names = ("lr", "momentum", "betas") if cycled else ("lr",)
+        return [name for name in names if name in self._optimizer.defaults]
 
     @property
     def follows_metric(self) -> bool:
@@ -55,6 +79,44 @@ class Schedules:
                 for _ in range(theirs - own):
                     each.step()
 
+    def begin_again(self) -> None:
+        """Sets all back to what they were when they were given.
+
+        But for those that follow a metric, which are no function of their steps.
+        """
+        self.end_wait()
+        for each, state in zip(self._schedulers, self._first_states, strict=True):
+            if not isinstance(each, ReduceLROnPlateau):
+                each.load_state_dict(copy.deepcopy(state))
+        groups = zip(self._optimizer.param_groups, self._first_groups, strict=False)
+        for group, first in groups:
+            for name, value in first.items():
+                set_hyperparameter(group, name, value)
+
+    def draw(self, epoch: int) -> None:
+        """The script asks for a batch of an epoch."""
+        if not self._schedulers:
+            return
+        steps = self.steps
+        if epoch != self._epoch:
+            between = zip(steps, self._drawn_at, strict=True)
+            self._entered[epoch] = [(now, now - before) for now, before in between]
+            self._epoch = epoch
+        self._drawn_at = steps
+
+    def enter_again(self, epoch: int) -> None:
+        """Takes steps that the script has taken between two epochs, and will not again.
+
+        The job has returned to before them, and the script goes on in a later epoch.
+        """
+        entered = self._entered.get(epoch, [])
+        for each, now, (then, between) in zip(
+            self._schedulers, self.steps, entered, strict=False
+        ):
+            if not isinstance(each, ReduceLROnPlateau):
+                for _ in range(min(between, then - now)):
+                    each.step()
+
     def await_script(self, taken: Sequence[int]) -> None:
         """Leaves out the script's own steps of before `end_wait`, up to a count each.
 
@@ -69,6 +131,18 @@ class Schedules:
         """The script has come to where the job is: all of its steps count."""
         for each in self._schedulers:
             each.__class__ = getattr(type(each), _CLASS_BEFORE, type(each))
+
+
+def set_hyperparameter(group: dict[str, Any], name: str, value: Any) -> None:  # noqa: ANN401
+    """Sets one of a group; a tensor keeps its identity, since others may hold it."""
+    if isinstance(group[name], torch.Tensor):
+        group[name].fill_(value)
+    else:
+        group[name] = value
+
+
+def _copied(value: Any) -> Any:  # noqa: ANN401, a hyperparameter
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 _CLASS_BEFORE: Final = "_psworker_class_before"
@@ -113,16 +187,16 @@ class LossScales:
     """
 
     def __init__(self, scalers: Iterable[GradScaler] = ()) -> None:
-        self._scalers = tuple(each for each in scalers if each.is_enabled())
+        self.scalers = tuple(each for each in scalers if each.is_enabled())
 
     def __bool__(self) -> bool:
-        return bool(self._scalers)
+        return bool(self.scalers)
 
     def note(self, optimizer: Optimizer, result: PushResult) -> None:
         """Notes the result of a step in the scaler of its optimizer."""
         if not (result.skipped or result.nonfinite_worker_ids):
             return
-        for scaler in self._scalers:
+        for scaler in self.scalers:
             # By device; nothing, for a scaler that does not step this optimizer.
             for found in scaler._found_inf_per_device(optimizer).values():
                 found.fill_(1.0)

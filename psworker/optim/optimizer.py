@@ -21,7 +21,7 @@ from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec, ParameterGroup
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
 from psworker.left_behind import reduced
-from psworker.optim.adjusters import LossScales, Schedules
+from psworker.optim.adjusters import LossScales, Schedules, set_hyperparameter
 from psworker.optim.gradients import check_weight
 from psworker.optim.model_schema import (
     BoundSchema,
@@ -108,6 +108,8 @@ class PreparedOptimizer(Optimizer):
 
     Attributes:
         loss_scales: Lowered after a skipped clock, also for another worker's gradient.
+        schedules: Its schedulers.
+        before_step: Called when a step begins, as code of the script.
         name: Its name in the job.
         spec: As it was declared last.
     """
@@ -148,7 +150,8 @@ class PreparedOptimizer(Optimizer):
         self._is_retired = False
         self._wait: Callable[[], None] | None = None
         self._is_zeroing = False
-        self._schedules = Schedules((), self)
+        self.schedules = Schedules((), inner)
+        self.before_step: Callable[[], None] = lambda: None
         self._is_late = False
         self.loss_scales = LossScales()
         self.name = spec.name
@@ -246,12 +249,13 @@ class PreparedOptimizer(Optimizer):
             )
         self._refuse_retired("step")
         check_weight(weight)
-        self._schedules.end_wait()
+        self._calls.lent(self.before_step)
+        self.schedules.end_wait()
         self._follow_script()
         setattr(self, _STEP_WAS_CALLED, True)
         setattr(self._inner, _STEP_WAS_CALLED, True)
         found_inf: torch.Tensor | None = getattr(self, "found_inf", None)
-        before = self._schedules.steps
+        before = self.schedules.steps
         wanted = replace(
             self._wanted,
             weight=weight,
@@ -271,13 +275,24 @@ class PreparedOptimizer(Optimizer):
 
         Those of a job that has trained already (`is_late`) are caught up with.
         """
-        self._schedules = Schedules(schedulers, self)
-        if not (is_late and self._schedules.steps):
+        self.schedules = Schedules(schedulers, self)
+        if not (is_late and self.schedules.steps):
             return
         setattr(self, _STEP_WAS_CALLED, True)  # by the job, before this worker joined
-        taken = self._catch_up(self._schedules.steps)
-        self._schedules.await_script(taken)
+        taken = self._catch_up(self.schedules.steps)
+        self.schedules.await_script(taken)
         self._is_late = True
+
+    def rewind(self, *, is_late: bool) -> None:
+        """Sets schedulers and rates back: the job has returned to a checkpoint.
+
+        Args:
+            is_late: Whether the job has trained as of the checkpoint.
+        """
+        self.schedules.begin_again()
+        self._is_late = is_late and bool(self.schedules.steps)
+        if is_late:
+            self._catch_up(self.schedules.steps)
 
     def _catch_up(self, before: tuple[int, ...]) -> tuple[int, ...]:
         """Has schedulers that were at `before` take the steps that the job's have.
@@ -286,15 +301,12 @@ class PreparedOptimizer(Optimizer):
             How many these are.
         """
         settings = self._steps.settings_used(self.name)
-        self._schedules.catch_up(before, settings.scheduler_steps)
-        if self._schedules.follows_metric:
-            # What the job has measured is not known here: only the rates it led to.
+        self.schedules.catch_up(before, settings.scheduler_steps)
+        if self.schedules.follows_metric or not before:
+            # What has set the rates is not known here: only what they were.
             position = self.spec.hyperparameter_names.index("lr")
             for mine, theirs in zip(self.param_groups, settings.groups, strict=False):
-                if isinstance(mine["lr"], torch.Tensor):  # others may hold it
-                    mine["lr"].fill_(theirs[position])
-                else:
-                    mine["lr"] = theirs[position]
+                set_hyperparameter(mine, "lr", theirs[position])
         return settings.scheduler_steps
 
     @in_turn("next(loader)")
@@ -563,7 +575,7 @@ class PreparedOptimizer(Optimizer):
             groups=self.groups,
             spec_digest=self._digest,
             load=None if carried is None else StateLoad(carried, note_loaded),
-            scheduler_steps=self._schedules.steps,
+            scheduler_steps=self.schedules.steps,
         )
 
 

@@ -28,6 +28,7 @@ from psworker.member.catch_up import catch_up, pull_lost, pull_values
 from psworker.member.core import Missed, NextPush, Pull
 from psworker.member.exchange import Delivery, PushExchange
 from psworker.member.joining import Joined, Joining, LostStart
+from psworker.member.rewinds import Rewind
 from psworker.optim.gradients import SpentGradients
 from psworker.optim.optimizer_state import States
 from psworker.optim.push_result import PushResult, combine
@@ -558,7 +559,9 @@ class MemberPushes:
         self._sending.end_writing()
         if self._lost is None:
             pushes = exchange.pushes if exchange is not None else ()
-            self._lost = LostStart(self._session.worker, pushes)
+            generation = self._session.membership.generation
+            worker = self._session.worker
+            self._lost = LostStart(worker, generation, self.clock, pushes)
         drawn = self.pending.take()
         if drawn.sample_count is not None:
             self._has_stale_gradient |= self.has_gradient
@@ -567,7 +570,7 @@ class MemberPushes:
         self._look()
         self._store.narrow(None)
         joined, result = self._joining.rejoin(self._lost, self._timeout_s)
-        self._lost = None
+        lost_clock, self._lost = self._lost.clock, None
         self._unfinished = None
         self._shadow = None
         self._guard.note()
@@ -575,10 +578,22 @@ class MemberPushes:
         self.member = joined.member
         self._late_joiner = joined.late_joiner
         self.first_epochs = joined.epochs
-        if joined.checkpoint:
-            self._session.script_state.rewind(joined.checkpoint, joined.state)
+        if joined.returned_to:
+            self._begin_rewind(joined, lost_clock)
         self.rejoin_count += 1
         if exchange is not None:
             result = exchange.end(result)
         self.last_push = result
         return result
+
+    def _begin_rewind(self, joined: Joined, from_clock: int) -> None:
+        """Has the script set back when it goes on: the job is at a checkpoint again."""
+        script_state = self._session.script_state
+        rewind = Rewind(
+            checkpoint=joined.returned_to,
+            from_clock=from_clock,
+            to_clock=joined.member.base_clock,
+            from_epoch=script_state.epoch,
+            to_epoch=joined.epochs.get(script_state.loader, script_state.epoch),
+        )
+        self._session.rewinds.begin(rewind, joined.state)

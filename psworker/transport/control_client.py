@@ -127,6 +127,8 @@ class ControlClient(CoordinatorPort):
             tuple(response.notes),
             tuple(response.epochs),
             response.checkpoint,
+            response.start_checkpoint,
+            response.generation_before,
         )
 
     @override

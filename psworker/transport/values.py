@@ -20,12 +20,16 @@ class JoinAnswer:
         notes: What the worker's log should say, a line each.
         epochs: Of each of the worker's loaders, the first epoch that is not over.
         checkpoint: Name of the newest checkpoint, if it has registered state.
+        start_checkpoint: Name of the one that the job has gone on from last, if any.
+        generation_before: Newest generation before that.
     """
 
     order: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     epochs: tuple[int, ...] = ()
     checkpoint: str = ""
+    start_checkpoint: str = ""
+    generation_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,9 @@ class LedgerSource:
         self.key = WorkerKey(self.key.worker_id, self.key.incarnation + 1)
         self.pending.start_over()
 
+    def enter_again(self, loader: str, epoch: int) -> None:
+        """It has no schedulers."""
+
     def open_before(self, loader: str, epoch: int) -> Iterable[int]:
         return range(self.job.ledger.first_open(loader), epoch)
 

@@ -266,6 +266,13 @@ class Job:
         """Ends a shard for good, as SIGTERM would."""
         self.run(self._shards[shard_index].stop())
 
+    def replace_shard(self, shard_index: int) -> None:
+        """Ends a shard, and starts another one that asks for its place."""
+        self.end_shard(shard_index)
+        self._shards.pop(shard_index)
+        listen = ListenConfig(address=Address(self._host, 0))
+        self.run(self._start_shard(shard_index, parse_address(self.address), listen))
+
     def stop_coordinator(self) -> None:
         """Ends the coordinator, as SIGTERM would."""
         assert self._coordinator is not None

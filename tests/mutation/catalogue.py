@@ -1986,12 +1986,12 @@ BUGS = (
         "registered state that is loaded in the middle of a step",
         (
             Edit(
-                "psworker/member/script_state.py",
-                "        self._rewound = checkpoint, state\n",
-                "        self.load(checkpoint, state)\n",
+                "psworker/member/rewinds.py",
+                "        self._begun = rewind, state\n",
+                "        self._script_state.load(rewind.checkpoint, state)\n",
             ),
         ),
-        tests=("tests/unit/psworker/member/test_script_state.py",),
+        tests=("tests/unit/psworker/member/test_rewinds.py",),
     ),
     PlantedBug(
         "a checkpoint that is complete before its registered state is there",
@@ -2328,6 +2328,31 @@ BUGS = (
         ),
         tests=(
             f"{WORKER_TESTS}/optim/test_adjusters.py::test_a_scripts_steps_of_epochs_that_are_over_count_once",
+        ),
+    ),
+    PlantedBug(
+        "schedulers stay where they are when the job returns to a checkpoint",
+        (
+            Edit(
+                f"{WORKER}/optim/optimizer.py",
+                "        self.schedules.begin_again()\n",
+                "",
+            ),
+        ),
+        tests=("tests/integration/test_rewinds.py",),
+    ),
+    PlantedBug(
+        "steps of schedulers at the ends of epochs are lost in a return over them",
+        (
+            Edit(
+                f"{WORKER}/optim/adjusters.py",
+                "range(min(between, then - now))",
+                "range(min(0, then - now))",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/optim/test_adjusters.py::test_steps_between_epochs_are_taken_where_the_script_takes_none",
+            "tests/integration/test_rewinds.py",
         ),
     ),
     PlantedBug(

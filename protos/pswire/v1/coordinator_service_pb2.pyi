@@ -1549,9 +1549,17 @@ class JoinResponse(google.protobuf.message.Message):
     NOTES_FIELD_NUMBER: builtins.int
     EPOCHS_FIELD_NUMBER: builtins.int
     CHECKPOINT_FIELD_NUMBER: builtins.int
+    START_CHECKPOINT_FIELD_NUMBER: builtins.int
+    GENERATION_BEFORE_FIELD_NUMBER: builtins.int
     checkpoint: builtins.str
     """Name of the newest checkpoint, where it has registered state; see
     `LoadState`.
+    """
+    start_checkpoint: builtins.str
+    """Name of the checkpoint that the job has gone on from last; empty if it never did."""
+    generation_before: builtins.int
+    """Newest generation before that. A worker that was a member in it, or in an older
+    one, has to return to the checkpoint.
     """
     @property
     def order(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -1576,8 +1584,10 @@ class JoinResponse(google.protobuf.message.Message):
         notes: collections.abc.Iterable[builtins.str] | None = ...,
         epochs: collections.abc.Iterable[builtins.int] | None = ...,
         checkpoint: builtins.str = ...,
+        start_checkpoint: builtins.str = ...,
+        generation_before: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "epochs", b"epochs", "notes", b"notes", "order", b"order"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "epochs", b"epochs", "generation_before", b"generation_before", "notes", b"notes", "order", b"order", "start_checkpoint", b"start_checkpoint"]) -> None: ...
 
 global___JoinResponse = JoinResponse
 

@@ -161,11 +161,14 @@ class WorkerControl:
             raise
         self._host.pump_for_caller()
         model, ledger = self._host.core.model, self._host.core.ledger
+        start = self._host.core.progress.start_point
         return messages.JoinResponse(
             order=model.order_of(terms.schema),
             notes=[*([note] if note else ()), *model.doubts(terms.schema)],
             epochs=[ledger.first_open(loader) for loader in request.loaders],
             checkpoint=self._host.core.checkpoint_with_state,
+            start_checkpoint=start.place.name if start else "",
+            generation_before=start.generation if start else 0,
         )
 
     async def _read_join(

@@ -12,7 +12,12 @@ from pswire.membership import Mode
 from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
 from psworker import event_loop, fork_guard
-from psworker.backends.backend import GROUP_PUBLISH_TEXT, GROUP_STATE_TEXT, WorkerPlace
+from psworker.backends.backend import (
+    GROUP_PUBLISH_TEXT,
+    GROUP_REWIND_TEXT,
+    GROUP_STATE_TEXT,
+    WorkerPlace,
+)
 from psworker.backends.host.messages import AwaitTurn
 from psworker.backends.host.steps import HostSteps
 from psworker.backends.prepared import PreparedObjects, leased
@@ -23,6 +28,7 @@ from psworker.errors import ConfigurationError, UnsupportedError
 from psworker.event_loop import LoopFuture
 from psworker.launch.launched import HostPlace
 from psworker.launch.reachability import wait_reachable
+from psworker.member.rewinds import RewindCallback
 from psworker.member.script_state import HasState
 from psworker.optim.buffer_policies import warn_of_defaults
 from psworker.optim.named_objects import NamedObjects
@@ -139,6 +145,10 @@ class Host:
         """Refused."""
         raise UnsupportedError(GROUP_STATE_TEXT)
 
+    def on_rewind(self, callback: RewindCallback) -> None:
+        """Refused."""
+        raise UnsupportedError(GROUP_REWIND_TEXT)
+
     def record_split(self, record: RecordedSplit) -> RecordedSplit:
         """Records a split with the job, in the leader alone."""
         leader = self._steps.leader if self._steps is not None else None
@@ -193,6 +203,9 @@ class HostDataLink:
     def open_before(self, loader: str, epoch: int) -> Iterable[int]:
         """None: a process of a group goes on in its own epoch."""
         return ()
+
+    def enter_again(self, loader: str, epoch: int) -> None:
+        """Nothing: see `open_before`."""
 
     @property
     def sharer_count(self) -> int:

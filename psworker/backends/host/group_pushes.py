@@ -50,7 +50,7 @@ class GroupPushes(MemberPushes):
         unreported.note(status.unreported.consumed, is_dropped=False)
         unreported.note(status.unreported.dropped, is_dropped=True)
         if self._session.worker != status.worker:
-            self._lost = LostStart(status.worker)
+            self._lost = LostStart(status.worker, status.generation, status.clock)
 
     def arrive(self) -> PushPlace:
         """Where the next push goes; rejoins first if the group was evicted."""
@@ -156,7 +156,9 @@ class GroupPushes(MemberPushes):
             incarnations=incarnations_of_shards(self._session),
             loop=self._loop,
         )
-        self._lost = LostStart(place.worker, exchange.pushes)
+        self._lost = LostStart(
+            place.worker, self.generation, place.clock - 1, exchange.pushes
+        )
         return self._lose(exchange)
 
     def _sealed(

@@ -21,6 +21,7 @@ def test_the_public_names_are_the_documented_ones_and_all_errors() -> None:
         "Connection",
         "LocalConnection",
         "PushResult",
+        "Rewind",
         "Snapshot",
         "SnapshotReader",
         "WorkerConnection",

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-from functools import partial
 from typing import Any
 
 import pytest
@@ -290,25 +289,6 @@ async def test_a_name_that_the_checkpoint_lacks_stays_as_it_is_and_is_said(
     assert own.count == 3
     assert "step-000000000006" in caplog.text
     assert "has no state of 'new'" in caplog.text
-
-
-async def test_a_job_that_returns_has_it_loaded_when_the_script_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Within the step the script would count that step once more."""
-    state, own = made(), Counter()
-    state.register("own", own)
-    for goes_on in (partial(state.draw, LOADER, 0), partial(state.step, 9)):
-        own.count = 100
-        state.rewind("step-000000000006", STORED)
-        own.count += 1
-        assert own.count == 101
-        goes_on()
-        assert own.count == 7
-    with caplog.at_level(logging.WARNING):
-        state.end_rewind()
-    assert own.count == 7
-    assert caplog.text.count("the job has returned to checkpoint step-00") == 2
 
 
 async def test_a_damaged_state_is_named() -> None:

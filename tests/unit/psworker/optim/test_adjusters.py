@@ -76,3 +76,100 @@ def test_a_scheduler_that_waits_is_what_it_was_to_a_script() -> None:
     assert type(scheduler) is lr_scheduler.ExponentialLR
     schedules.end_wait()
     assert type(scheduler) is lr_scheduler.ExponentialLR
+
+
+# A job that returns to a checkpoint in the same processes
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_schedulers_that_begin_again_take_the_same_way(name: str) -> None:
+    optimizer, scheduler, schedules = made(name)
+    for _ in range(6):
+        scheduler.step()
+    schedules.begin_again()
+    assert schedules.steps == (0,)
+    assert optimizer.param_groups[0]["lr"] == rate_after(name, 0)
+    schedules.catch_up(schedules.steps, (4,))
+    assert schedules.steps == (4,)
+    assert optimizer.param_groups[0]["lr"] == rate_after(name, 4)
+
+
+def test_momentum_that_a_scheduler_sets_begins_again_too() -> None:
+    optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5)
+    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+    first = dict(optimizer.param_groups[0])
+    schedules = Schedules([scheduler], optimizer)
+    optimizer.step()
+    for _ in range(5):
+        scheduler.step()
+    assert optimizer.param_groups[0]["momentum"] != first["momentum"]
+    schedules.begin_again()
+    for name in ("lr", "momentum"):
+        assert optimizer.param_groups[0][name] == first[name]
+
+
+def test_a_rate_in_a_tensor_begins_again_in_the_same_tensor() -> None:
+    rate = torch.tensor(1.0)
+    optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    schedules = Schedules([], optimizer)
+    rate.fill_(0.25)
+    schedules.begin_again()
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 1.0
+
+
+def test_what_follows_a_metric_stays() -> None:
+    optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
+    schedules = Schedules([scheduler], optimizer)
+    scheduler.step(0.5)
+    schedules.begin_again()
+    assert (scheduler.best, schedules.steps) == (0.5, (1,))
+
+
+@pytest.mark.parametrize("is_by_epoch", [False, True])
+def test_steps_between_epochs_are_taken_where_the_script_takes_none(
+    is_by_epoch: bool,
+) -> None:
+    """It goes through three epochs, and then from the middle of the first again."""
+    _, scheduler, schedules = made("exponential")
+
+    def train(epoch: int, count: int) -> None:
+        for _ in range(count):
+            schedules.draw(epoch)
+            if not is_by_epoch:
+                scheduler.step()
+
+    def end(epoch: int) -> None:
+        schedules.draw(epoch)
+        if is_by_epoch:
+            scheduler.step()
+
+    begins = []
+    for epoch in range(3):
+        schedules.draw(epoch)
+        begins.append(schedules.steps)
+        train(epoch, 4)
+        end(epoch)
+    schedules.begin_again()
+    schedules.catch_up(schedules.steps, (0 if is_by_epoch else 2,))
+    schedules.enter_again(0)
+    train(2, 2)
+    again = []
+    for epoch in (1, 2):
+        schedules.enter_again(epoch)
+        again.append(schedules.steps)
+        train(2, 4)
+    assert again == begins[1:]
+
+
+def test_a_checkpoint_at_the_end_of_an_epoch_lacks_what_comes_after_it() -> None:
+    _, scheduler, schedules = made("exponential")
+    for epoch in range(3):
+        schedules.draw(epoch)
+        schedules.draw(epoch)
+        scheduler.step()
+    schedules.begin_again()
+    schedules.catch_up(schedules.steps, (0,))  # of the last push of epoch 0
+    schedules.enter_again(1)
+    assert schedules.steps == (1,)

@@ -1,0 +1,139 @@
+"""A job that returns to a checkpoint in processes that live on.
+
+With real processes: `tests/fault/test_killed_whole_jobs.py`.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+from pswire.torch_types import bytes_of
+from tests.integration.job import Crew, Job, connect
+from tests.integration.test_checkpoints import job_in, save
+from tests.integration.test_registered_state import Counts
+
+if TYPE_CHECKING:
+    import psworker
+
+BATCH_SIZE = 4
+STEPS_OF_EPOCH = 5
+EPOCHS = 3
+WORKERS = ("a", "b")
+ONE_AFTER_THE_OTHER = threading.Lock()
+"""Of workers that are threads and share torch's random numbers."""
+
+
+def digest(tensors: dict[str, Any]) -> str:
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode() + bytes(bytes_of(tensors[name].detach())))
+    return found.hexdigest()
+
+
+def scheduled(optimizer: Any, by: str) -> lr_scheduler.LRScheduler:  # noqa: ANN401
+    """A scheduler that is stepped with each batch, or with each epoch."""
+    if by == "batch":
+        total = STEPS_OF_EPOCH * EPOCHS
+        return lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=total + 1)
+    return lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+
+def train(
+    job: Job,
+    worker_id: str,
+    by: str,
+    after_step: Callable[[str, int], object] = lambda *_: None,
+) -> dict[str, Any]:
+    """Trains with what a script has; what it has at the end."""
+    rewinds: list[psworker.Rewind] = []
+    counts = Counts()
+    with connect(job, worker_id) as ps:
+        with ONE_AFTER_THE_OTHER:
+            torch.manual_seed(0)
+            layers = nn.Linear(8, 20), nn.BatchNorm1d(20), nn.Linear(20, 2)
+            inputs = torch.randn(BATCH_SIZE * STEPS_OF_EPOCH * len(WORKERS), 8)
+        model: Any = nn.Sequential(*layers)
+        optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.01)
+        data = TensorDataset(inputs)
+        loader: Any = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=4)
+        model, optimizer, loader, scheduler, scaler = ps.prepare(
+            model, optimizer, loader, scheduled(optimizer, by), scaler, buffers="mean"
+        )
+        ps.register_state("counts", counts)
+        ps.on_rewind(rewinds.append)
+        for epoch in range(EPOCHS):
+            loader.set_epoch(epoch)
+            for (batch,) in loader:
+                optimizer.zero_grad()
+                scaler.scale(model(batch).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                if by == "batch":
+                    scheduler.step()
+                counts.steps += 1
+                after_step(worker_id, counts.steps)
+            if by == "epoch":
+                scheduler.step()
+        state = optimizer.state_dict()["state"]
+        return {
+            "model": digest(model.state_dict()),
+            "state": digest(
+                {f"{n}/{key}": each for n in state for key, each in state[n].items()}
+            ),
+            "rate": optimizer.param_groups[0]["lr"],
+            "scaler": scaler.state_dict(),
+            "steps": counts.steps,
+            "scheduler": scheduler.last_epoch,
+            "rewinds": rewinds,
+        }
+
+
+@pytest.mark.parametrize(
+    ("by", "saved_at", "lost_at"),
+    [("batch", 7, 9), ("epoch", STEPS_OF_EPOCH, 12)],
+)
+@pytest.mark.timeout(120)
+def test_a_job_that_loses_a_shard_ends_as_if_it_had_not(
+    tmp_path: Path, by: str, saved_at: int, lost_at: int
+) -> None:
+    """In the middle of an epoch, and from the end of one over that of the next."""
+    with job_in(tmp_path / "one", job_seed=5) as job:
+        works = dict.fromkeys(WORKERS, lambda name: train(job, name, by))
+        with Crew(works) as crew:
+            expected = crew.results()
+    with (
+        job_in(tmp_path / "two", job_seed=5, lease_ttl_ms=2_000) as job,
+        ThreadPoolExecutor(1) as saver,
+    ):
+        saving: list[Future[Any]] = []
+        done = {("b", step) for step in range(EPOCHS * STEPS_OF_EPOCH + 1)}
+
+        def disturb(worker_id: str, step: int) -> None:
+            if (worker_id, step) in done:
+                return
+            done.add((worker_id, step))
+            if step == saved_at:
+                saving.append(saver.submit(save, job))
+            elif step == lost_at:
+                saving[0].result(30)
+                job.replace_shard(1)
+
+        works = dict.fromkeys(WORKERS, lambda name: train(job, name, by, disturb))
+        with Crew(works) as crew:
+            found = crew.results()
+    for name in WORKERS:
+        (rewind,) = found[name]["rewinds"]
+        assert found[name] == {**expected[name], "rewinds": [rewind]}
+        assert saved_at <= rewind.to_clock < lost_at <= rewind.from_clock + 1
+        assert rewind.to_epoch == rewind.to_clock // STEPS_OF_EPOCH
+        assert rewind.from_epoch == lost_at // STEPS_OF_EPOCH
