@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fsspec.config
 import pytest
 import torch
 from torch import nn
@@ -12,9 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from psserver.edge.checkpoint_interval import CheckpointInterval
 from pswire.checkpoint.folder import CheckpointFolder
+from pswire.checkpoint.manifest import MANIFEST, part_name
 from pswire.membership import Mode, StepAtomicity
 from pswire.torch_types import buffer_of
 from tests.doubles.promised_numbers import DEVIATION_MAX
+from tests.doubles.s3_server import BUCKET, Fault, S3Server
 from tests.integration.job import Crew, Job, connect
 
 SAMPLE_COUNT = 48
@@ -91,7 +94,13 @@ def train(job: Job, worker_id: str, epoch_count: int, kind: Kind) -> int:
 
 
 def run(
-    folder: Path, name: str, epoch_count: int, kind: Kind, *, shard_count: int = 2
+    folder: Path,
+    name: str,
+    epoch_count: int,
+    kind: Kind,
+    *,
+    shard_count: int = 2,
+    url: str = "",
 ) -> tuple[Tensors, int]:
     """Runs a job to its end; what its shards have then, and its workers' steps.
 
@@ -101,12 +110,13 @@ def run(
         epoch_count: Epochs of the script.
         kind: What it is.
         shard_count: Shards.
+        url: For its checkpoints, if not in the folder.
     """
     with Job(
         folder / name,
         shard_count=shard_count,
         workers_min=2,
-        checkpoint_url=str(folder / "checkpoints"),
+        checkpoint_url=url or str(folder / "checkpoints"),
         checkpoint_interval=NEVER,
         **kind.settings,
     ) as job:
@@ -168,6 +178,36 @@ def test_on_other_shards_it_goes_on_with_the_same_numbers(tmp_path: Path) -> Non
         allowed = DEVIATION_MAX if tensor.element_size() > 2 else 2**-8
         largest = float(tensor.double().abs().max())
         assert (found - tensor.double()).abs().max() <= allowed * largest, name
+
+
+def test_from_a_store_that_fails_it_has_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3fs = pytest.importorskip("s3fs", reason="pip install 'paramserver[s3]'")
+    kind = KINDS["as it is"]
+    undisturbed, _ = run(tmp_path / "one", "state", 2, kind)
+    with S3Server().running() as server:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "any")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        options = {"read_timeout": 0.5, "retries": {"max_attempts": 0}}
+        monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": options})
+        s3fs.S3FileSystem.clear_instance_cache()
+        server.fail("PUT", MANIFEST, Fault.ANSWER_LOST)
+        server.fail("PUT", part_name(0, 2), Fault.HANGS)
+        server.fail("PUT", part_name(1, 2), Fault.DELAYED)
+        server.fail("GET", part_name(0, 2), Fault.CUT)
+        server.fail("LIST", "", Fault.ANSWER_LOST)
+        url = f"s3://{BUCKET}/any folder"
+        run(tmp_path, "first", 1, kind, url=url)
+
+        resumed, count = run(tmp_path, "second", 2, kind, url=url)
+
+        assert count == SAMPLE_COUNT // BATCH_SIZE
+        assert digest_of(resumed) == digest_of(undisturbed)
+        for name in CheckpointFolder(url).names():
+            assert CheckpointFolder(url).verify(name) == ()
+        s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.mark.parametrize("kind", OTHERS)

@@ -1930,6 +1930,32 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "an upload whose end arrives twice is said to have no place",
+        (
+            Edit(
+                f"{CHECKPOINTS}/storage.py",
+                "                if pause_s is None or not tries_missing:\n",
+                "                if True:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/checkpoint/test_storage.py::test_a_put_that_is_not_there_when_it_ends_a_second_time_is_made_again",
+        ),
+    ),
+    PlantedBug(
+        "a store that is silent for minutes is tried again and again",
+        (
+            Edit(
+                f"{CHECKPOINTS}/storage.py",
+                "if pause_s is None or is_slow or isinstance(",
+                "if pause_s is None or isinstance(",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/checkpoint/test_storage.py::test_after_a_try_that_took_long_there_is_no_further_one",
+        ),
+    ),
+    PlantedBug(
         "checkpoints pruned before a newer one was read back",
         (
             Edit(

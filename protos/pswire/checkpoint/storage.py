@@ -37,6 +37,9 @@ PARTIAL_ENDING: Final = ".partial"
 _PAUSES_S: Final = (0.5, 2.0)
 """Before each further try of a request to an object store."""
 
+_TRY_S_MAX: Final = 30.0
+"""After a try that took longer there is no further one: the file system has tried."""
+
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LINKS: Final = (errno.ELOOP, errno.ENOTDIR)
 """What opening says where a link, or a file, is in place of what we follow."""
@@ -308,11 +311,13 @@ class ObjectStorage:
         url: str,
         *,
         pause: Callable[[float], None] = time.sleep,
+        try_s_max: float = _TRY_S_MAX,
     ) -> None:
         self.url = url
         self._files = files
         self._root = root.rstrip("/")
         self._pause = pause
+        self._try_s_max = try_s_max
 
     def names(self, folder: str = "") -> list[str]:
         path = f"{self._root}/{folder}" if folder else self._root
@@ -372,6 +377,8 @@ class ObjectStorage:
                     "written",
                     path,
                     lambda: self._files.put_file(str(local), self._path(path)),
+                    # An upload in parts is, too, when the end of it arrives twice.
+                    tries_missing=True,
                 )
             except MissingError as error:
                 raise StorageError(
@@ -395,23 +402,35 @@ class ObjectStorage:
         failpoints.hit("checkpoint.file_removed")
 
     def remove_folder(self, folder: str) -> None:
-        # Where there are folders at all.
-        with suppress(OSError, NotImplementedError):
-            self._files.rmdir(self._path(folder))
+        # Where there are folders at all. An empty one that stays is in nobody's way.
+        with suppress(CheckpointError):
+            self._request(
+                "deleted", folder, lambda: self._files.rmdir(self._path(folder))
+            )
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    def _request(self, what: str, path: str, call: Callable[[], T]) -> T:
+    def _request(
+        self,
+        what: str,
+        path: str,
+        call: Callable[[], T],
+        *,
+        tries_missing: bool = False,
+    ) -> T:
         for pause_s in (*_PAUSES_S, None):
+            began_s = time.monotonic()
             try:
                 return call()
             except FileNotFoundError:
-                raise MissingError("it is missing") from None
+                if pause_s is None or not tries_missing:
+                    raise MissingError("it is missing") from None
             except (AttributeError, ImportError, NameError, TypeError):
                 raise  # a bug, which no further try mends
             except Exception as error:  # each file system has errors of its own
-                if pause_s is None or isinstance(error, PermissionError):
+                is_slow = time.monotonic() - began_s > self._try_s_max
+                if pause_s is None or is_slow or isinstance(error, PermissionError):
                     raise StorageError(
                         f"{self._named(path)} can't be {what}: {type(error).__name__}, "
                         f"{printable(str(error))[:256]}; check that the store is "

@@ -72,7 +72,9 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
     if request.param == "local":
         yield LocalStorage(tmp_path / "new" / "root")
     else:
-        yield ObjectStorage(FailingStore(), "/root", "failing://root")
+        yield ObjectStorage(
+            FailingStore(), "/root", "failing://root", pause=lambda _: None
+        )
 
 
 def test_what_is_written_is_read_back(storage: Storage) -> None:
@@ -243,10 +245,30 @@ def test_a_put_that_fails_each_time_is_named() -> None:
 
 
 def test_a_bucket_that_is_not_there_is_named() -> None:
-    storage, _ = store(FileNotFoundError("no bucket"))
+    storage, _ = store(*[FileNotFoundError("no bucket")] * 3)
 
     with pytest.raises(StorageError, match="knows no such place; make its bucket"):
         storage.write(PATH, filled("text"))
+
+
+def test_a_put_that_is_not_there_when_it_ends_a_second_time_is_made_again() -> None:
+    # As S3 answers the end of an upload in parts whose first answer was lost.
+    storage, files = store(FileNotFoundError("no such upload"))
+
+    storage.write(PATH, filled("text"))
+
+    assert read(storage) == b"text"
+    assert len(files.puts) == 1
+
+
+def test_after_a_try_that_took_long_there_is_no_further_one() -> None:
+    files = FailingStore()
+    files.failures += [TimeoutError("slow"), OSError("not reached")]
+    storage = ObjectStorage(files, "/root", "failing://root", try_s_max=0.0)
+
+    with pytest.raises(StorageError, match="TimeoutError, slow"):
+        storage.write(PATH, filled("text"))
+    assert len(files.failures) == 1
 
 
 def test_what_may_not_be_done_is_not_tried_again() -> None:
@@ -281,7 +303,7 @@ def test_an_object_that_arrived_cut_off_is_noticed() -> None:
     [
         ("", "has no name"),
         ("nosuch://bucket", "Protocol not known: nosuch"),
-        ("s3://bucket/folder", "s3fs"),
+        ("gs://bucket/folder", "gcsfs"),
         ("http", None),
     ],
 )
