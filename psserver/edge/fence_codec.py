@@ -77,6 +77,9 @@ def holding_message(holding: WorkerHolding) -> messages.WorkerReport:
             messages.PushedRange(sequence=sequence, range=piece)
             for sequence, piece in zip(sequences, range_messages(pieces), strict=True)
         ],
+        batch_sequence=holding.batch_sequence,
+        between_batches=holding.is_between_batches,
+        steps_again=holding.steps_again,
     )
 
 
@@ -89,4 +92,7 @@ def read_holding(message: messages.WorkerReport) -> WorkerHolding:
         trailer_sequence=message.trailer_sequence,
         touched_sequence=message.touched_sequence,
         ranges=tuple(zip(sequences, ranges, strict=True)),
+        batch_sequence=message.batch_sequence,
+        is_between_batches=message.between_batches,
+        steps_again=message.steps_again,
     )

@@ -29,6 +29,11 @@ class WorkerHolding:
         trailer_sequence: Highest push of which the trailer is there, done or not.
         touched_sequence: Highest push of which something was applied.
         ranges: For one that may be evicted, data of its newest pushes, oldest first.
+        batch_sequence: Last push whose batch is begun: a next one that begins another,
+            and of which nothing is applied, does not count.
+        is_between_batches: Whether the worker is known to be between two batches after
+            it: by its next push, or since it waits for data.
+        steps_again: Whether it has ever made a further step on a batch.
     """
 
     worker: WorkerKey
@@ -36,6 +41,9 @@ class WorkerHolding:
     trailer_sequence: int = 0
     touched_sequence: int = 0
     ranges: tuple[tuple[int, DataRange], ...] = ()
+    batch_sequence: int = 0
+    is_between_batches: bool = False
+    steps_again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

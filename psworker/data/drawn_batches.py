@@ -10,6 +10,9 @@ that no call was of yet, but for two clues: rows that only another batch has, an
 batches that the script has thrown away meanwhile. A further call of such kind without
 another draw is of the same batch: a GAN calls its model again with what it made.
 
+A step begins a round of the script's loop, or goes on with the one before: no
+checkpoint is cut within a round. See `Round`.
+
 Pure: no tensors, no locks.
 """
 
@@ -130,6 +133,58 @@ class _Draws:
         return older
 
 
+@dataclass(slots=True)
+class Round:
+    """Steps that belong together, such as those of a GAN on one batch.
+
+    A round begins with the first step after a second batch of a loader was asked for,
+    be it that no batch is behind the step. Of batches that were drawn ahead each begins
+    one as it is stepped with. Without a loader, or after its end, a round has one step
+    of each optimizer.
+
+    Attributes:
+        drawn: Loaders of which a batch was drawn for it.
+        is_over: Whether the next step begins another one.
+        pushed: Loaders of which a batch was pushed in it.
+        stepped: Optimizers that were stepped in it.
+    """
+
+    drawn: set[str] = field(default_factory=set)
+    is_over: bool = True
+    pushed: set[str] = field(default_factory=set)
+    stepped: set[str] = field(default_factory=set)
+
+    def draw(self, loader: str) -> None:
+        """A batch is handed out."""
+        self.end(loader)
+        self.drawn.add(loader)
+
+    def end(self, loader: str) -> None:
+        """The script asks for a batch."""
+        if loader in self.drawn:
+            self.drawn.clear()
+            self.is_over = True
+
+    def step(self, optimizer: str, loaders: set[str], *, has_loader: bool) -> bool:
+        """A step is made; returns whether it goes on with the round before.
+
+        Args:
+            optimizer: Which one is stepped.
+            loaders: Whose batches are behind it.
+            has_loader: Whether some loader has more for the script.
+        """
+        is_new = self.is_over or bool(loaders & self.pushed)
+        if not has_loader:
+            is_new |= optimizer in self.stepped
+        if is_new:
+            self.is_over = False
+            self.pushed.clear()
+            self.stepped.clear()
+        self.pushed |= loaders
+        self.stepped.add(optimizer)
+        return not is_new
+
+
 class PushedBatches(NamedTuple):
     """What a push carries, and what is settled with it.
 
@@ -137,11 +192,13 @@ class PushedBatches(NamedTuple):
         trained: Batches that are behind its gradient.
         passed_over: Older ones that will be behind none.
         is_of_lost: Whether some of its gradient is of batches that others have now.
+        continues_round: Whether it is a further step of a round.
     """
 
     trained: tuple[Batch, ...]
     passed_over: tuple[Batch, ...]
     is_of_lost: bool
+    continues_round: bool
 
 
 class DrawnBatches:
@@ -158,6 +215,7 @@ class DrawnBatches:
         """With one optimizer, a step ends what is done with a batch."""
         self._draws: dict[str, _Draws] = {}
         self._optimizer_count = optimizer_count
+        self._round = Round()
         self.sees_calls = False
         self.in_doubt: tuple[int, ...] = ()
 
@@ -176,6 +234,7 @@ class DrawnBatches:
         draws = self._draws.get(batch.loader)
         if draws is None:
             draws = self._draws[batch.loader] = _Draws()
+        self._round.draw(batch.loader)
         draws.batches.append(batch)
         draws.has_turn = True
         draws.is_over = False
@@ -187,6 +246,7 @@ class DrawnBatches:
         """A loader has no more for the script, which may have drawn ahead."""
         draws = self._draws.setdefault(loader, _Draws())
         draws.is_over = draws.has_turn = True
+        self._round.end(loader)
 
     def call(self, inputs: CallInputs) -> tuple[Batch, ...]:
         """A model was called where gradients are recorded: the batches it was of."""
@@ -268,8 +328,11 @@ class DrawnBatches:
         for each in self.waiting:
             each.is_trained = False
 
-    def push(self) -> PushedBatches:
-        """Takes what is behind the gradient of a step."""
+    def push(self, optimizer: str = "") -> PushedBatches:
+        """Takes what is behind the gradient of a step of an optimizer."""
+        has_loader = any(
+            draws.batches or not draws.is_over for draws in self._draws.values()
+        )
         trained: list[Batch] = []
         passed_over: list[Batch] = []
         for draws in self._draws.values():
@@ -288,7 +351,14 @@ class DrawnBatches:
             each.is_trained = False
             each.is_pushed = True
         kept = tuple(each for each in trained if not each.is_lost)
-        return PushedBatches(kept, tuple(passed_over), len(kept) < len(trained))
+        return PushedBatches(
+            kept,
+            tuple(passed_over),
+            is_of_lost=len(kept) < len(trained),
+            continues_round=self._round.step(
+                optimizer, {each.loader for each in trained}, has_loader=has_loader
+            ),
+        )
 
     def lose(self) -> None:
         """Notes that what was leased and not pushed is other workers' now.

@@ -33,11 +33,13 @@ class DrawnData:
         sample_count: Samples behind the gradient, `None` when no loader counted.
         ranges: Leased ranges the samples came from.
         is_of_lost: Whether some of the gradient is of batches that others have now.
+        continues_batch: Whether it is a further step on the batch of the push before.
     """
 
     sample_count: int | None
     ranges: tuple[DataRange, ...]
     is_of_lost: bool = False
+    continues_batch: bool = False
 
 
 class UnreportedData:
@@ -210,8 +212,11 @@ class PendingData:
             self._look()
             self._skip(self._batches.give_up(loader))
 
-    def take(self) -> DrawnData:
-        """What the next push carries. The caller says later what became of it."""
+    def take(self, optimizer: str = "") -> DrawnData:
+        """What the next push of an optimizer carries.
+
+        The caller says later what became of it.
+        """
         with self._lock:
             batches = self._batches
             self._stepping_thread = threading.get_ident()
@@ -219,7 +224,7 @@ class PendingData:
                 batches.reach_unseen(is_all=self._gradient_is_new is None)
             else:
                 self._look()
-            pushed = batches.push()
+            pushed = batches.push(optimizer)
             self._warn_of_doubt()
             self._skip(pushed.passed_over)
             trained = pushed.trained
@@ -228,6 +233,7 @@ class PendingData:
                 sum(each.sample_count for each in trained) if trained else None,
                 tuple(e.data_range for e in trained if e.data_range is not None),
                 pushed.is_of_lost,
+                pushed.continues_round,
             )
 
     def _look(self) -> None:

@@ -224,5 +224,8 @@ class Publisher(MemberPushes):
             nothing,
             tensors=values,
             value_entries=bits_to_bytes([each is not None for each in values]),
-            trailer=replace(nothing.trailer, weight=1.0, publishes=True),
+            # What a script sets after a step goes with it.
+            trailer=replace(
+                nothing.trailer, weight=1.0, publishes=True, continues_batch=True
+            ),
         )

@@ -110,7 +110,7 @@ class Stepper(Publisher):
         loss_scale = 1.0 if scale is None else gradients.unscale(held, scale)
         loss_scale /= wanted.averaged_over
         self._spent.note(held)
-        drawn = self.pending.take()
+        drawn = self.pending.take(wanted.spec.name)
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
         weight = wanted.weight
@@ -144,6 +144,7 @@ class Stepper(Publisher):
                 loss_scale=loss_scale,
                 gradient_norm=norm if is_finite else 0.0,
                 averaged_buffers=averaged_buffers,
+                continues_batch=drawn.continues_batch,
             ),
             ranges=drawn.ranges,
             is_discarded=is_discarded,

@@ -119,6 +119,7 @@ def trailer_bytes(trailer: values.PushTrailer, chunk_bitmap: bytes) -> bytes:
         is_of_longest=trailer.is_of_longest,
         scheduler_steps=trailer.scheduler_steps,
         publishes=trailer.publishes,
+        continues_batch=trailer.continues_batch,
     ).SerializeToString()
 
 

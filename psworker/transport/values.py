@@ -162,6 +162,7 @@ class PushTrailer:
         scheduler_steps: Steps that each scheduler has taken.
         averaged_buffers: Bits of the buffers that are averaged in SSP and ASP.
         publishes: Whether it has values alone and is no step.
+        continues_batch: Whether it is a further step on the batch of the push before.
     """
 
     weight: float
@@ -176,6 +177,7 @@ class PushTrailer:
     scheduler_steps: tuple[int, ...] = ()
     averaged_buffers: bytes = b""
     publishes: bool = False
+    continues_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

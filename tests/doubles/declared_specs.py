@@ -14,6 +14,9 @@ SCHEMA = ModelSchema(
 
 FIRST = sgd()
 
+SECOND = replace(sgd(), name="second")
+"""Of scripts that step twice on a batch."""
+
 LATER: tuple[OptimizerSpec, ...] = (
     sgd(groups=((0,), (1,))),
     sgd(groups=((0,), (1,), (2,))),

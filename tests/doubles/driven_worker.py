@@ -89,6 +89,8 @@ class Network(Protocol):
     clip_grad_norm: float
     declares: bool
     publishes: bool
+    steps_again: bool
+    has_bsp: bool
 
     def join(self, worker: "DrivenWorker", question: Join) -> None:
         """Asks the coordinator for a place."""
@@ -233,13 +235,24 @@ class DrivenWorker:
         elif len(self.pushes) >= self.step_count:
             self.stage = Stage.LEAVING
             self.network.leave(self)
-        elif rng.random() < 0.2:
+        elif rng.random() < 0.2 and not self._continues_batch():
             self.stage = Stage.IDLE
             self.network.await_contribution(self)
         elif self.network.declares and rng.random() < 0.3:
             self._change_optimizer()
         else:
             self._push(weight=rng.choice((0.0, 1.0, 1.0, 2.0)))
+
+    def _continues_batch(self) -> bool:
+        """Whether the next push is the second one on its batch.
+
+        In BSP workers do so in step, and else each for itself.
+        """
+        if not (self.network.steps_again and self.pushes):
+            return False
+        place = self.core.next_push()
+        number = place.clock if self.network.has_bsp else place.sequence
+        return number % 2 == 0
 
     def _change_optimizer(self) -> None:
         """The script adds a group, prepares another optimizer, or loads state."""
@@ -498,7 +511,8 @@ class DrivenWorker:
             weight = 1.0
         is_finite = is_empty or publishes or rng.random() < 0.85
         push = PushId(self.key, place.sequence)
-        ranges = () if is_empty else self.network.draw(self)
+        continues_batch = not is_empty and self._continues_batch()
+        ranges = () if is_empty or continues_batch else self.network.draw(self)
         trailers = {
             shard_index: Trailer(
                 optimizer="optimizer",
@@ -516,6 +530,7 @@ class DrivenWorker:
                 ranges=ranges,
                 value_entries=frozenset({0} if publishes else ()),
                 publishes=publishes,
+                continues_batch=continues_batch,
             )
             for shard_index, chunk_indexes in enumerate(self.network.chunks_by_shard)
         }

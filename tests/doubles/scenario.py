@@ -25,6 +25,7 @@ class Scenario:
         cuts_off: Whether workers lose sight of one shard that others reach.
         fills_disk: Whether the coordinator's disk takes nothing for a while.
         saves: Whether checkpoints are made, and pushes are of leased data.
+        steps_again: Whether scripts step twice on each batch.
     """
 
     modes: tuple[Mode, ...] = (Mode.BSP,)
@@ -39,6 +40,7 @@ class Scenario:
     cuts_off: bool = False
     fills_disk: bool = False
     saves: bool = False
+    steps_again: bool = False
 
     def settings(
         self, rng: random.Random, shard_count: int, starter_count: int

@@ -92,10 +92,17 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that is complete."""
+    """A checkpoint that is complete.
+
+    Attributes:
+        snapshot: Its values and its cut.
+        epochs: Its data.
+        lost: Members that were lost as it was cut.
+    """
 
     snapshot: Snapshot
     epochs: tuple[EpochLedger, ...]
+    lost: frozenset[WorkerKey]
 
 
 class SimulatedCoordinator:
@@ -123,10 +130,12 @@ class SimulatedCoordinator:
         clip_grad_norm: float = 0.0,
         *,
         before: LeftOver | None = None,
+        optimizers: tuple[OptimizerSpec, ...] = (FIRST,),
     ) -> None:
         self.start_count = before.start_count if before is not None else 0
         self.core = CoordinatorCore(settings, self.start_count)
         self._before = before
+        self._optimizers = optimizers
         self.clip_grad_norm = clip_grad_norm
         self.now_ms = 0
         self.records: list[Record] = []
@@ -139,6 +148,7 @@ class SimulatedCoordinator:
         self._shards = shards
         self._workers: dict[WorkerKey, DrivenWorker] = {}
         self._cuts: dict[int, tuple[DecideCut, Record]] = {}
+        self._lost_at: dict[int, frozenset[WorkerKey]] = {}
         self.disk = Disk()
         if before is not None:
             self.disk.terms = before.terms
@@ -421,7 +431,9 @@ class SimulatedCoordinator:
         self.core.join(
             entry,
             terms=JobTerms(
-                schema=SCHEMA, optimizers=(FIRST,), clip_grad_norm=self.clip_grad_norm
+                schema=SCHEMA,
+                optimizers=self._optimizers,
+                clip_grad_norm=self.clip_grad_norm,
             ),
             loaders=(),
             now_ms=self.now_ms,
@@ -505,6 +517,10 @@ class SimulatedCoordinator:
             case Prepare() | Abort() | DecideCut() | ReleaseImage() | WriteCheckpoint():
                 if isinstance(effect, DecideCut):
                     self._cuts[effect.snapshot_id] = effect, self.records[-1]
+                    lost = self.core.roster.in_state(WorkerState.LOST)
+                    self._lost_at[effect.snapshot_id] = frozenset(
+                        entry.worker for entry in lost
+                    )
                 for shard in self._shards:
                     self._tell_effect(shard, effect)
             case OrderSeed():
@@ -557,7 +573,8 @@ class SimulatedCoordinator:
                         assert self._before is not None
                         shard.load(effect.fence_number, self._before.values)
                 case Abort():
-                    shard.core.abort_fence(effect.fence_number)
+                    floors = dict(effect.batch_floors)
+                    shard.core.abort_fence(effect.fence_number, floors)
                 case DecideCut():
                     shard.core.decide_cut(
                         effect.fence_number,
@@ -603,7 +620,8 @@ class SimulatedCoordinator:
                     checkpoint, core.settings, (), created_unix_s=0.0
                 )
                 job = saved_job_of(manifest, "")
-                self.saved.append(Saved(snapshot, job.epochs))
+                lost = self._lost_at[cut.snapshot_id]
+                self.saved.append(Saved(snapshot, job.epochs, lost))
                 core.checkpoint_committed(cut.snapshot_id, job, self.now_ms)
                 core.way_back = None  # no shard is ever lost here
             self.pump()

@@ -29,6 +29,7 @@ from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
 from psworker.member.core import Join, Pull
 from psworker.transport.values import SeedOrder
+from tests.doubles.declared_specs import FIRST, SECOND
 from tests.doubles.driven_worker import DrivenWorker, OwnPush, Stage
 from tests.doubles.left_over import INCARNATION_FLOOR, LeftOver
 from tests.doubles.links import Links
@@ -76,6 +77,7 @@ class World:
         clip_grad_norm: Norm that it clips gradients to, 0 for no clipping.
         declares: Whether scripts change their optimizers, or load state.
         publishes: Whether scripts publish values.
+        steps_again: Whether they step twice on each batch.
         is_bsp: Whether it knows no other mode.
         has_bsp: Whether it knows BSP.
         is_two_phase: Whether nothing may ever be applied before a commit.
@@ -119,6 +121,7 @@ class World:
         self.clip_grad_norm = scenario.clip_grad_norm
         self.declares = scenario.declares
         self.publishes = scenario.publishes
+        self.steps_again = scenario.steps_again
         self.is_bsp = scenario.modes == (Mode.BSP,)
         self.has_bsp = Mode.BSP in scenario.modes
         self.is_two_phase = self.settings.step_atomicity is StepAtomicity.CLOCK or (
@@ -135,6 +138,7 @@ class World:
             self.rng,
             self.clip_grad_norm,
             before=before,
+            optimizers=(FIRST, SECOND) if scenario.steps_again else (FIRST,),
         )
         self._mishaps = Mishaps(self, scenario)
         self._quiet_tick_count = 0

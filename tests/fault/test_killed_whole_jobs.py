@@ -22,6 +22,7 @@ CLOCKS_OF_EPOCH: Final = SAMPLE_COUNT // BATCH_SIZE // len(WORKERS)
 LAST_CLOCK: Final = EPOCHS * CLOCKS_OF_EPOCH
 
 SCRIPT: Final = str(Path(__file__).with_name("epochs_training.py"))
+GAN: Final = str(Path(__file__).with_name("gan_training.py"))
 
 
 class WholeJob:
@@ -38,7 +39,10 @@ class WholeJob:
         *options: str,
         schedule: str = "step",
         every_steps: int = 4,
+        script: str = SCRIPT,
+        epochs: int = EPOCHS,
     ) -> None:
+        self._script, self._epochs = script, epochs
         self._nursery = nursery
         self._folder = folder
         self._options = options
@@ -58,7 +62,8 @@ class WholeJob:
         for name in WORKERS:
             self._start(
                 name,
-                *(SCRIPT, str(EPOCHS), "0.1", self._schedule, *map(str, holds)),
+                *(self._script, str(self._epochs), "0.1"),
+                *(self._schedule, *map(str, holds)),
                 PS_COORDINATOR=self._address,
                 PS_WORKER_ID=name,
             )
@@ -284,6 +289,30 @@ def test_a_job_killed_three_times_ends_as_if_nothing_had_happened(
         assert 0 < bases[0] <= bases[1] < end_of_epoch
         once = Counter(range(SAMPLE_COUNT))
         assert counted(job, bases) == [once] * EPOCHS
+        assert ends == expected
+
+
+@pytest.mark.timeout(300)
+def test_a_gan_goes_on_from_between_two_batches(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Checkpoints are due at each clock, and every second is the middle of a batch."""
+    with WholeJob(nursery, tmp_path / "undisturbed", script=GAN, epochs=2) as job:
+        job.start()
+        expected = job.ends()
+    with WholeJob(
+        nursery, tmp_path / "killed", every_steps=len(WORKERS), script=GAN, epochs=2
+    ) as job:
+        for clock in (5, 13):
+            job.start()
+            job.wait_checkpoint()
+            job.wait_clock(clock)
+            job.kill()
+        job.start()
+        ends = job.ends()
+        bases = [job.joined(number)["clock"] for number in (1, 2)]
+        assert 0 < bases[0] <= bases[1] < LAST_CLOCK
+        assert [base % 2 for base in bases] == [0, 0]
         assert ends == expected
 
 

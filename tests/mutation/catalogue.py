@@ -2200,8 +2200,7 @@ BUGS = (
         (
             Edit(
                 f"{JOB_CORE}/job_progress.py",
-                "        elif is_premature("
-                "cut, self.record, fence.reports.values()):\n",
+                "        elif is_premature(cut, self.record, reports):\n",
                 "        elif False:\n",
             ),
         ),
@@ -2391,5 +2390,82 @@ BUGS = (
             ),
         ),
         tests=("tests/unit/psserver/shard/core/test_scheduler_steps.py",),
+    ),
+    PlantedBug(
+        "a checkpoint between two steps on one batch",
+        (
+            Edit(
+                f"{JOB_CORE}/job_progress.py",
+                "        if self._steps_again(reports):\n",
+                "        if False:\n",
+            ),
+        ),
+        tests=(
+            f"{SCHEDULES}[rounds-0]",
+            "tests/unit/psserver/coordinator/core/test_checkpoints.py::test_a_cut_waits_for_all_to_be_between_two_batches",
+        ),
+    ),
+    PlantedBug(
+        "workers held between two batches by a checkpoint that was given up",
+        (
+            Edit(
+                f"{JOB_CORE}/job_progress.py",
+                "                floors = ()\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_checkpoints.py::test_one_whose_workers_never_end_a_batch_fails_and_holds_nobody",
+        ),
+    ),
+    PlantedBug(
+        "workers held between two batches by a coordinator that is gone",
+        (
+            Edit(
+                f"{SHARD_CORE}/shard.py",
+                "        if self._fence.batch_floors:\n"
+                "            self._fence.batch_floors = {}\n",
+                "        if self._fence.batch_floors:\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/core/test_batch_floors.py",),
+    ),
+    PlantedBug(
+        "the next batch begun while a checkpoint waits",
+        (
+            Edit(
+                f"{SHARD_CORE}/push_progress.py",
+                "        return trailer is not None and not trailer.continues_batch\n",
+                "        return False\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/core/test_batch_floors.py",),
+    ),
+    PlantedBug(
+        "further steps on a batch held up by a checkpoint",
+        (
+            Edit(
+                f"{SHARD_CORE}/clock_progress.py",
+                "            fence.is_beyond_batch(*push) for push in "
+                "self.pushes_of(clock)\n"
+                "        ) and not any(trailer.continues_batch "
+                "for trailer in trailers.values())\n",
+                "            fence.is_beyond_batch(*push) for push in "
+                "self.pushes_of(clock)\n"
+                "        ) and bool(trailers)\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/core/test_batch_floors.py",),
+    ),
+    PlantedBug(
+        "a second step on a batch taken for the next batch",
+        (
+            Edit(
+                f"{WORKER}/data/drawn_batches.py",
+                "        is_new = self.is_over or bool(loaders & self.pushed)\n",
+                "        is_new = self.is_over or not loaders\n",
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/data/test_drawn_batches.py",),
     ),
 )

@@ -205,6 +205,18 @@ def check_saved_data(world: World) -> None:
             assert begun - used - either <= set(left), "a batch would never be used"
 
 
+def check_saved_batches(world: World) -> None:
+    """No checkpoint is cut between two steps on one batch.
+
+    But for a worker that was lost then, and may be gone for good.
+    """
+    for saved in world.coordinator.saved:
+        for key, last in saved.snapshot.cut.sequences:
+            next_push = world.workers[key].pushes.get(last + 1)
+            is_within = next_push is not None and next_push.trailer.continues_batch
+            assert not is_within or key in saved.lost, f"{next_push} is missing"
+
+
 def check_end(world: World) -> None:
     """The last snapshot holds everything, and no image is left that nobody reads.
 
@@ -261,6 +273,7 @@ PROMISES = (
     check_norms,
     check_snapshots,
     check_saved_data,
+    check_saved_batches,
     check_end,
 )
 

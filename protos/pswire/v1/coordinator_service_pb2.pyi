@@ -327,17 +327,26 @@ class FenceAbort(google.protobuf.message.Message):
 
     FENCE_NUMBER_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    BATCH_FLOORS_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     reason: builtins.str
     """Why, for the log."""
+    @property
+    def batch_floors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.WorkerSequence]:
+        """When a checkpoint waits for all workers to be between two batches: of each
+        member, a push beyond which none that begins a batch is applied. Until the next
+        fence, or the end of this watch. Empty: all are.
+        """
+
     def __init__(
         self,
         *,
         fence_number: builtins.int = ...,
         reason: builtins.str = ...,
+        batch_floors: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerSequence] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fence_number", b"fence_number", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_floors", b"batch_floors", "fence_number", b"fence_number", "reason", b"reason"]) -> None: ...
 
 global___FenceAbort = FenceAbort
 
@@ -554,12 +563,25 @@ class WorkerReport(google.protobuf.message.Message):
     TRAILER_SEQUENCE_FIELD_NUMBER: builtins.int
     TOUCHED_SEQUENCE_FIELD_NUMBER: builtins.int
     RANGES_FIELD_NUMBER: builtins.int
+    BATCH_SEQUENCE_FIELD_NUMBER: builtins.int
+    BETWEEN_BATCHES_FIELD_NUMBER: builtins.int
+    STEPS_AGAIN_FIELD_NUMBER: builtins.int
     complete_sequence: builtins.int
     """Highest push of which everything is there, done ones included."""
     trailer_sequence: builtins.int
     """Highest push of which the trailer is there, done ones included."""
     touched_sequence: builtins.int
     """Highest push of which something was applied."""
+    batch_sequence: builtins.int
+    """Last push whose batch is begun here: a next one that begins another batch, and
+    of which nothing is applied, does not count.
+    """
+    between_batches: builtins.bool
+    """Whether the worker is known to be between two batches after it: by its next push,
+    or since it waits for data.
+    """
+    steps_again: builtins.bool
+    """Whether it has ever made a further step on a batch."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The member."""
@@ -578,9 +600,12 @@ class WorkerReport(google.protobuf.message.Message):
         trailer_sequence: builtins.int = ...,
         touched_sequence: builtins.int = ...,
         ranges: collections.abc.Iterable[global___PushedRange] | None = ...,
+        batch_sequence: builtins.int = ...,
+        between_batches: builtins.bool = ...,
+        steps_again: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["complete_sequence", b"complete_sequence", "ranges", b"ranges", "touched_sequence", b"touched_sequence", "trailer_sequence", b"trailer_sequence", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_sequence", b"batch_sequence", "between_batches", b"between_batches", "complete_sequence", b"complete_sequence", "ranges", b"ranges", "steps_again", b"steps_again", "touched_sequence", b"touched_sequence", "trailer_sequence", b"trailer_sequence", "worker", b"worker"]) -> None: ...
 
 global___WorkerReport = WorkerReport
 

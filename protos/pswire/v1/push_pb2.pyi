@@ -407,6 +407,7 @@ class PushTrailer(google.protobuf.message.Message):
     IS_OF_LONGEST_FIELD_NUMBER: builtins.int
     SCHEDULER_STEPS_FIELD_NUMBER: builtins.int
     PUBLISHES_FIELD_NUMBER: builtins.int
+    CONTINUES_BATCH_FIELD_NUMBER: builtins.int
     weight: builtins.float
     """Number of samples behind the gradient. Finite, at least 0; a push of
     weight 0 counts for nothing.
@@ -452,6 +453,10 @@ class PushTrailer(google.protobuf.message.Message):
     the hyperparameters count. In SSP and ASP those of a push that
     `is_of_longest` count, and others change nothing.
     """
+    continues_batch: builtins.bool
+    """Whether it is a further step on the batch of the push before, as a GAN makes
+    it: no checkpoint is cut between the two.
+    """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.GroupHyperparameters]:
         """Current hyperparameters of each group of the optimizer."""
@@ -482,8 +487,9 @@ class PushTrailer(google.protobuf.message.Message):
         is_of_longest: builtins.bool = ...,
         scheduler_steps: collections.abc.Iterable[builtins.int] | None = ...,
         publishes: builtins.bool = ...,
+        continues_batch: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "is_of_longest", b"is_of_longest", "loads_state", b"loads_state", "loss_scale", b"loss_scale", "optimizer_digest", b"optimizer_digest", "publishes", b"publishes", "ranges", b"ranges", "scheduler_steps", b"scheduler_steps", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "continues_batch", b"continues_batch", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "is_of_longest", b"is_of_longest", "loads_state", b"loads_state", "loss_scale", b"loss_scale", "optimizer_digest", b"optimizer_digest", "publishes", b"publishes", "ranges", b"ranges", "scheduler_steps", b"scheduler_steps", "weight", b"weight"]) -> None: ...
 
 global___PushTrailer = PushTrailer
 

@@ -27,6 +27,8 @@ POSTPONED_MS = 200
 """Pause after a cut that could not be decided yet: each try stops all shards for a
 round trip."""
 
+BATCHES_MS = 50
+"""The same while workers are held between two batches, and wait for the cut."""
 
 STATE_WAIT_MS = 600_000
 """Longest wait for the registered state of the worker that leads, from the decision of
@@ -119,6 +121,7 @@ class Checkpoints:
         failure: Why the last try has failed, empty when it has not.
         answered: Wishes that were met, or whose checkpoint has failed.
         state_wait_ms: Longest wait for registered state.
+        holds_batches: Whether workers are held between two batches, for a cut.
     """
 
     def __init__(self, settings: CheckpointSettings | None, shard_count: int) -> None:
@@ -129,6 +132,7 @@ class Checkpoints:
         self.failure = ""
         self.answered = 0
         self.state_wait_ms = STATE_WAIT_MS
+        self.holds_batches = False
         self._shard_count = shard_count
         self._asked = 0
         self._serving = 0
@@ -191,15 +195,16 @@ class Checkpoints:
         self.is_cutting = True
         self._serving = self._asked
 
-    def postpone(self, now_ms: int) -> int:
+    def postpone(self, now_ms: int, *, holds_batches: bool = False) -> int:
         """The cut can't be decided yet, and is tried again.
 
         Returns:
             For how long it was tried before.
         """
         self.is_cutting = False
+        self.holds_batches = holds_batches
         self._is_owed = True
-        self._due_ms = now_ms + POSTPONED_MS
+        self._due_ms = now_ms + (BATCHES_MS if holds_batches else POSTPONED_MS)
         if self._postponed_ms is None:
             self._postponed_ms = now_ms
         return now_ms - self._postponed_ms
@@ -210,12 +215,13 @@ class Checkpoints:
 
     def still_newest(self, now_ms: int) -> None:
         """A cut found that nothing has changed since the newest one."""
-        self.is_cutting = False
+        self.is_cutting = self.holds_batches = False
+        self._postponed_ms = None
         self._end(now_ms)
 
     def decide(self, pending: PendingCheckpoint) -> None:
         """The cut is decided, and shards copy."""
-        self.is_cutting = False
+        self.is_cutting = self.holds_batches = False
         self._postponed_ms = None
         self.pending = pending
 
@@ -319,7 +325,7 @@ class Checkpoints:
         """
         self.failure = reason
         self.answered = self._serving
-        self.is_cutting = False
+        self.is_cutting = self.holds_batches = False
         self._due_ms = now_ms + RETRY_MS
         self._postponed_ms = None
         return self.give_way()

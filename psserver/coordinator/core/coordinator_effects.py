@@ -79,10 +79,18 @@ class Announce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """End a fence on every shard without a record."""
+    """End a fence on every shard without a record.
+
+    Attributes:
+        fence_number: Number of the fence.
+        reason: Why, for logs.
+        batch_floors: When a checkpoint waits for all workers to be between two batches,
+            of each a push beyond which shards apply none that begins a batch.
+    """
 
     fence_number: int
     reason: str
+    batch_floors: tuple[tuple[WorkerKey, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,12 @@
 """Where a cut lies; see docs/decisions/0005-modes-by-sequence.md."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from psserver.coordinator.core.fence import begun_commit
 from psserver.coordinator.core.mode_change import last_sequence
 from psserver.edge.fence_report import FenceReport
-from pswire.membership import Record, WorkerKey
+from pswire.membership import Member, Record, WorkerKey
 
 WorkerSequence = tuple[WorkerKey, int]
 """A push, as worker and sequence."""
@@ -31,7 +31,51 @@ def cut_after(record: Record, reports: Collection[FenceReport]) -> Cut:
     """The first cut that no shard has gone beyond."""
     if record.mode.rules.is_clocked:
         return _cut_at_clock(record, reports)
-    return _cut_at_pushes(record, tuple(reports))
+    return _cut_at_pushes(
+        record, reports, {m: last_sequence(m, tuple(reports)) for m in record.members}
+    )
+
+
+def cut_between_batches(record: Record, reports: Collection[FenceReport]) -> Cut:
+    """As `cut_after`, but before pushes that begin a batch and are not begun."""
+    if record.mode.rules.is_clocked:
+        return _cut_at_clock(record, reports)
+    lasts = {
+        member: max(
+            member.base_sequence,
+            *(r.holding_of(member.worker).batch_sequence for r in reports),
+        )
+        for member in record.members
+    }
+    return _cut_at_pushes(record, reports, lasts)
+
+
+def within_batches(cut: Cut, reports: Collection[FenceReport]) -> tuple[WorkerKey, ...]:
+    """Workers whose next push after a cut may be a further step on their batch."""
+    return tuple(
+        worker
+        for worker, sequence in cut.sequences
+        if sequence
+        and not any(
+            holding.is_between_batches and holding.batch_sequence == sequence
+            for holding in (report.holding_of(worker) for report in reports)
+        )
+    )
+
+
+def batch_floors(cut: Cut, record: Record) -> tuple[WorkerSequence, ...]:
+    """Of each member, the push from which on it may be held to the end of its batch.
+
+    With a bound on how far apart they are nobody is held before all have come as far
+    as the first: its answer may wait for that, and only then does it go on.
+    """
+    if record.mode.rules.lag_max(record.staleness_bound) is None:
+        return cut.sequences
+    lasts = dict(cut.sequences)
+    reached = max((m.clock_of(lasts[m.worker]) for m in record.members), default=0)
+    return tuple(
+        (m.worker, max(lasts[m.worker], m.sequence_of(reached))) for m in record.members
+    )
 
 
 def open_pushes(
@@ -90,8 +134,10 @@ def _cut_at_clock(record: Record, reports: Collection[FenceReport]) -> Cut:
     )
 
 
-def _cut_at_pushes(record: Record, reports: tuple[FenceReport, ...]) -> Cut:
-    """In SSP and ASP, of each member the last push that some shard has a trailer of.
+def _cut_at_pushes(
+    record: Record, reports: Collection[FenceReport], known: Mapping[Member, int]
+) -> Cut:
+    """In SSP and ASP, of each member its last push that is known, be it elsewhere.
 
     Clocks that BSP owned before are in: part of one may be applied already. So are the
     pushes of all that have departed.
@@ -101,7 +147,7 @@ def _cut_at_pushes(record: Record, reports: tuple[FenceReport, ...]) -> Cut:
             member,
             max(
                 member.base_sequence + max(0, record.mode_clock - member.base_clock),
-                last_sequence(member, reports),
+                known[member],
             ),
         )
         for member in record.members

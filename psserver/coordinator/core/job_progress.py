@@ -3,7 +3,7 @@
 `CoordinatorCore` feeds it with what shards, workers and readers say.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from psserver.coordinator.core.checkpoints import Checkpoints, PendingCheckpoint
@@ -26,9 +26,12 @@ from psserver.coordinator.core.coordinator_effects import (
 from psserver.coordinator.core.cut import (
     Cut,
     WorkerSequence,
+    batch_floors,
     cut_after,
+    cut_between_batches,
     is_premature,
     open_pushes,
+    within_batches,
 )
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import DataLedger
@@ -56,11 +59,13 @@ from psserver.coordinator.core.snapshots import SnapshotEntry, SnapshotList
 from psserver.coordinator.core.start_point import SavedJob, StartPoint
 from psserver.coordinator.core.state_writes import StateWrites
 from psserver.edge.coordinator_settings import CoordinatorSettings, ShardLossPolicy
+from psserver.edge.fence_report import FenceReport
 from pswire.membership import (
     CutPurpose,
     FenceKind,
     Record,
     StepAtomicity,
+    WorkerKey,
     WorkerState,
 )
 from pswire.reasons import ErrorReason, Refusal
@@ -399,6 +404,8 @@ class JobProgress:
         if self.checkpoints.is_due(self.shards.version, now_ms):
             # First: readers ask all the time, and checkpoints are few.
             self.checkpoints.begin()
+        elif self.checkpoints.holds_batches:
+            return  # another cut would let workers go on
         elif self.snapshots.is_wanted and self.snapshots.has_room():
             self.snapshots.begin()
         else:
@@ -601,10 +608,10 @@ class JobProgress:
 
     def _decide_cut(self, fence: ActiveFence, now_ms: int) -> None:
         assert self.record is not None
-        cut = cut_after(self.record, fence.reports.values())
         if self.checkpoints.is_cutting:
-            self._decide_checkpoint(fence, cut, now_ms)
+            self._decide_checkpoint(fence, now_ms)
             return
+        cut = cut_after(self.record, fence.reports.values())
         generation = self.record.generation
         if self.snapshots.is_newest(cut):
             self.snapshots.still_newest(generation)
@@ -640,7 +647,7 @@ class JobProgress:
             )
         )
 
-    def _decide_checkpoint(self, fence: ActiveFence, cut: Cut, now_ms: int) -> None:
+    def _decide_checkpoint(self, fence: ActiveFence, now_ms: int) -> None:
         """Decides a cut for a checkpoint, with all that the coordinator adds to it.
 
         Shards are frozen, and nothing beyond the cut is acknowledged: the
@@ -648,20 +655,36 @@ class JobProgress:
         """
         assert self.record is not None
         assert self.model.terms is not None, "a job that has started has a model"
+        reports = fence.reports.values()
+        cut = cut_after(self.record, reports)
+        within: tuple[WorkerKey, ...] = ()
+        if self._steps_again(reports):
+            cut = cut_between_batches(self.record, reports)
+            within = self._within_batches(cut, reports)
         lacking, stuck = self._open_pushes(cut, fence)
         reason = ""
+        floors: tuple[WorkerSequence, ...] = ()
         if self.checkpoints.is_newest(cut):
             reason = "nothing changed"
             self.checkpoints.still_newest(now_ms)
         elif stuck:
             reason = _stuck_text(stuck)
             self._fail_stuck_cut(stuck, now_ms)
-        elif is_premature(cut, self.record, fence.reports.values()):
+        elif is_premature(cut, self.record, reports):
             reason = "pushes that are not in the cut count already"
             if self.checkpoints.postpone(now_ms) >= self.settings.cut_timeout_ms:
                 self.fail_checkpoint(reason, now_ms)
+        elif within:
+            reason = _within_text(within)
+            floors = batch_floors(cut, self.record)
+            tried_ms = self.checkpoints.postpone(now_ms, holds_batches=True)
+            if tried_ms >= self.settings.cut_timeout_ms:
+                floors = ()
+                self.fail_checkpoint(reason, now_ms)
         if reason:
-            self.effects.append(Abort(fence_number=fence.number, reason=reason))
+            self.effects.append(
+                Abort(fence_number=fence.number, reason=reason, batch_floors=floors)
+            )
             return
         pending = PendingCheckpoint(
             snapshot_id=self.snapshots.take_id(),
@@ -683,6 +706,20 @@ class JobProgress:
                 purpose=CutPurpose.CHECKPOINT,
             )
         )
+
+    def _steps_again(self, reports: Collection[FenceReport]) -> bool:
+        """Whether scripts step more than once on a batch, or are about to."""
+        assert self.model.terms is not None
+        return len(self.model.terms.optimizers) > 1 or any(
+            holding.steps_again for report in reports for holding in report.holdings
+        )
+
+    def _within_batches(
+        self, cut: Cut, reports: Collection[FenceReport]
+    ) -> tuple[WorkerKey, ...]:
+        """Workers in the middle of a batch that they may go on with."""
+        lost = {entry.worker for entry in self.roster.in_state(WorkerState.LOST)}
+        return tuple(w for w in within_batches(cut, reports) if w not in lost)
 
     def _open_pushes(
         self, cut: Cut, fence: ActiveFence
@@ -721,6 +758,11 @@ class JobProgress:
     def _lost_of(self, pushes: Iterable[WorkerSequence]) -> list[WorkerSequence]:
         lost = {entry.worker for entry in self.roster.in_state(WorkerState.LOST)}
         return sorted(push for push in pushes if push[0] in lost)
+
+
+def _within_text(workers: Iterable[WorkerKey]) -> str:
+    names = ", ".join(map(str, workers))
+    return f"{names} may step again on its batch: a checkpoint is cut between batches"
 
 
 def _stuck_text(pushes: Iterable[WorkerSequence]) -> str:

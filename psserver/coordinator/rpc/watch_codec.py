@@ -98,7 +98,9 @@ def shard_event(event: CoordinatorEffect) -> messages.WatchShardResponse | None:
             return messages.WatchShardResponse(record=record_message(event.record))
         case Abort():
             abort = messages.FenceAbort(
-                fence_number=event.fence_number, reason=event.reason
+                fence_number=event.fence_number,
+                reason=event.reason,
+                batch_floors=sequence_messages(event.batch_floors),
             )
             return messages.WatchShardResponse(abort=abort)
         case DecideCut():

@@ -165,6 +165,8 @@ class ClockProgress:
         lacking = [m for m in contributors if m.worker not in trailers_of(entries)]
         if self._state.rules.is_first:
             self._ask_idle(number, lacking, entries)
+        if self._waits_for_batch(number, entries):
+            return False
         choice = self.commits.settle(number, contributors, entries)
         if choice is None or not self._state.fence.admits_clock(number):
             return False
@@ -188,6 +190,8 @@ class ClockProgress:
         lacking = [m for m in contributors if m.worker not in trailers]
         if lacking:
             self._ask_idle(number, lacking, entries)
+            return False
+        if self._waits_for_batch(number, entries):
             return False
         # A skip loads the optimizer state that its trailers bring, so that it too must
         # be of the same contributors on every shard.
@@ -300,6 +304,8 @@ class ClockProgress:
         """Orders the chunks that are ready to be applied."""
         if clock.source is None or not self._state.fence.admits_clock(clock.clock):
             return
+        if self._waits_for_batch(clock.clock):
+            return
         ready = clock.take_ready(among)
         if not ready:
             return
@@ -312,6 +318,18 @@ class ClockProgress:
             source=clock.source,
             gradient_scale=1.0 if choice is None else choice.gradient_scale,
         )
+
+    def _waits_for_batch(
+        self, clock: int, entries: dict[WorkerKey, PushEntry] | None = None
+    ) -> bool:
+        """Whether a clock begins a batch that is to wait for a checkpoint."""
+        fence = self._state.fence
+        if not fence.batch_floors:
+            return False
+        trailers = trailers_of(self.entries(clock) if entries is None else entries)
+        return any(
+            fence.is_beyond_batch(*push) for push in self.pushes_of(clock)
+        ) and not any(trailer.continues_batch for trailer in trailers.values())
 
     def _complete(self, clock: int, outcome: Outcome) -> None:
         pushes = self.pushes_of(clock)

@@ -150,12 +150,14 @@ class PushWindow:
         entries: Pushes that are not done, and done ones not yet acknowledged.
         ranges: Data of done pushes, oldest first, of the newest two epochs of each
             loader: what an epoch before consumed was reported when the next began.
+        steps_again: Whether a push that is done was a further step on a batch.
     """
 
     worker: WorkerKey
     done_sequence: int = 0
     entries: dict[int, PushEntry] = field(default_factory=dict)
     ranges: list[tuple[int, DataRange]] = field(default_factory=list)
+    steps_again: bool = False
 
     @property
     def next_entry(self) -> PushEntry | None:
@@ -268,7 +270,10 @@ class PushWindow:
         entry.outcome = outcome
         entry.nonfinite_worker_ids = nonfinite_worker_ids
         entry.staged.clear()
-        if entry.trailer is not None and outcome is not Outcome.DROPPED:
+        if entry.trailer is None:
+            return
+        self.steps_again |= entry.trailer.continues_batch
+        if outcome is not Outcome.DROPPED:
             self.note_ranges(sequence, entry.trailer.ranges)
 
     def shrink(self) -> None:

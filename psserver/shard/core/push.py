@@ -36,6 +36,7 @@ class Trailer:
         spec_digest: Declaration of the optimizer that the hyperparameters are of.
         value_entries: Tensors of which it has values, which replace the shard's.
         publishes: Whether all that it has are values, and it is no step.
+        continues_batch: Whether it is a further step on the batch of the push before.
     """
 
     optimizer: str
@@ -53,6 +54,7 @@ class Trailer:
     spec_digest: str = ""
     value_entries: frozenset[int] = frozenset()
     publishes: bool = False
+    continues_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

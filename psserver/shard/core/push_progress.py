@@ -124,6 +124,10 @@ class PushProgress:
         """Whether an update of a chunk that is being applied is one of these."""
         return chunk_index in self._updates.applying
 
+    def is_begun(self, push: PushId) -> bool:
+        """Whether a push is being applied, be it that none of its chunks was yet."""
+        return push in self._open
+
     def is_blocked(self, push: PushId) -> bool:
         """Whether a push is done and its answer waits for others."""
         return push in self._blocked
@@ -258,12 +262,22 @@ class PushProgress:
         is_later = member.clock_of(push.sequence) > record.mode_clock
         if is_later and not self._clocks.is_settled:
             return False  # clocks of BSP come before it
+        if self._waits_for_batch(push):
+            return False
         ended = self._clocks.departure_of(push.worker)
         if ended is not None:
             # Every shard holds it and every image does.
             is_counted = push.sequence <= ended.last_sequence
             return is_counted and not self._state.fence.is_frozen
         return self._state.fence.admits_push(push.worker, push.sequence)
+
+    def _waits_for_batch(self, push: PushId) -> bool:
+        """Whether a push begins a batch that is to wait for a checkpoint."""
+        if not self._state.fence.is_beyond_batch(*push):
+            return False
+        entry = self._state.entry_of(push)
+        trailer = entry.trailer if entry is not None else None
+        return trailer is not None and not trailer.continues_batch
 
     def _work_on(self, push: PushId, entry: PushEntry, trailer: Trailer) -> bool:
         """Brings one push on; returns whether it is done now."""

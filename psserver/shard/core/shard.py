@@ -426,9 +426,13 @@ class ShardCore:
         self._fence.close(record.fence_number)
         self._progress.pump()
 
-    def abort_fence(self, fence_number: int) -> None:
-        """Goes on as before."""
+    def abort_fence(
+        self, fence_number: int, batch_floors: Mapping[WorkerKey, int] | None = None
+    ) -> None:
+        """Goes on as before, but for pushes that begin a batch beyond these floors."""
         ended = self._fence.close(fence_number)
+        if ended is not None:
+            self._fence.batch_floors = batch_floors or {}
         if ended is not None and ended.kind is FenceKind.START:
             self.state.effects.append(DiscardSeed())
         self._progress.pump()
@@ -449,6 +453,12 @@ class ShardCore:
         pending = self._fence.pending
         if pending is not None and pending.cut.snapshot_id == snapshot_id:
             self._fence.pending = None
+            self._progress.pump()
+
+    def coordinator_lost(self) -> None:
+        """Whoever waits for all to be between two batches may be gone."""
+        if self._fence.batch_floors:
+            self._fence.batch_floors = {}
             self._progress.pump()
 
     def set_orphaned(self, is_orphaned: bool) -> None:

@@ -87,12 +87,15 @@ class ShardFence:
         pending: The cut that is decided.
         is_orphaned: Whether the coordinator has been silent for a lease: it may have
             given this shard up.
+        batch_floors: While a checkpoint waits for all to be between two batches, of
+            each member a push beyond which none that begins a batch is applied.
     """
 
     def __init__(self) -> None:
         self.open: OpenFence | None = None
         self.pending: PendingCut | None = None
         self.is_orphaned = False
+        self.batch_floors: Mapping[WorkerKey, int] = {}
         self._last_number = 0
 
     @property
@@ -104,6 +107,8 @@ class ShardFence:
             return f"the coordinator to decide {self.open.kind.purpose}"
         if self.pending is not None and self.pending.is_copying:
             return "a snapshot to be copied"
+        if self.batch_floors:
+            return "a checkpoint, for which all workers are to be between two batches"
         return ""
 
     @property
@@ -141,6 +146,7 @@ class ShardFence:
             return False
         if self.pending is not None and not self.pending.is_copying:
             self.pending = None
+        self.batch_floors = {}
         self._last_number = fence_number
         self.open = OpenFence(fence_number, kind, seeder, evicting, set(), loads)
         return True
@@ -151,6 +157,7 @@ class ShardFence:
         A record that is newer than the open fence says that the fence is over,
         even when its abort was lost with a connection.
         """
+        self.batch_floors = {}
         self._last_number = max(self._last_number, fence_number)
         if self.open is None or self.open.fence_number > fence_number:
             return None
@@ -174,6 +181,10 @@ class ShardFence:
             return False
         self.pending = None
         return True
+
+    def is_beyond_batch(self, worker: WorkerKey, sequence: int) -> bool:
+        """Whether a push is to wait for a checkpoint, should it begin a batch."""
+        return sequence > self.batch_floors.get(worker, sequence)
 
     def admits_clock(self, clock: int) -> bool:
         """Whether chunks of a clock of BSP may be applied now."""

@@ -266,62 +266,72 @@ class ShardProgress:
             # A clock that nobody is left to commit may need what comes out of it.
             return
         fence.reported = True
-        self._state.effects.append(report_of(fence, self._state, self.clocks))
+        self._state.effects.append(self._report(fence))
 
+    def _report(self, fence: OpenFence) -> FenceReport:
+        """One report for all kinds of fences; nothing is being applied meanwhile."""
+        state, progress, clocks = self._state, self.clocks, self._table
+        applied = clocks.applied_clock
+        begun = [
+            member.clock_of(window.done_sequence + 1)
+            for member in clocks.senders
+            if (window := state.of(member.worker).window).next_entry is not None
+            and window.next_entry.trailer is not None
+        ]
+        # A shard that has the verdict has skipped the clock when all were in, while
+        # another may still lack the worker that is evicted now. Before that the verdict
+        # says nothing: whoever counts brings it to every shard.
+        is_skipped = applied > 0 and progress.skipped_clock == applied
+        touched = applied + bool(progress.open is not None and progress.open.applied)
+        number = clocks.next_clock
+        contributors = () if number is None else clocks.contributors(number)
+        return FenceReport(
+            fence_number=fence.fence_number,
+            holdings=tuple(self._holding(m, fence) for m in clocks.members),
+            # A joiner must not contribute to a clock that was begun without it, even
+            # when whoever had begun it has ended and so have the trailers.
+            trailer_clock_max=max([touched, *begun]),
+            touched_clock_max=touched,
+            applied_clock=applied,
+            skip_clocks=(applied,) if is_skipped else (),
+            mixed_clocks=progress.mixed_clocks,
+            frontier=clocks.frontier,
+            committed=state.committed,
+            chosen=progress.commits.chosen,
+            is_settled=clocks.is_settled,
+            measured=(
+                progress.commits.measured(number, contributors)
+                if number is not None and contributors
+                else None
+            ),
+            failure=fence.failure,
+        )
 
-def report_of(
-    fence: OpenFence, state: ShardState, progress: ClockProgress
-) -> FenceReport:
-    """One report for all kinds of fences; nothing is being applied meanwhile."""
-    clocks = state.clocks
-    applied = clocks.applied_clock
-    begun = [
-        member.clock_of(window.done_sequence + 1)
-        for member in clocks.senders
-        if (window := state.of(member.worker).window).next_entry is not None
-        and window.next_entry.trailer is not None
-    ]
-    # A shard that has the verdict has skipped the clock when all were in, while
-    # another may still lack the worker that is evicted now. Before that the verdict
-    # says nothing: whoever counts brings it to every shard.
-    is_skipped = applied > 0 and progress.skipped_clock == applied
-    touched = applied + bool(progress.open is not None and progress.open.applied)
-    number = clocks.next_clock
-    contributors = () if number is None else clocks.contributors(number)
-    return FenceReport(
-        fence_number=fence.fence_number,
-        holdings=tuple(_holding(state, m, fence) for m in clocks.members),
-        # A joiner must not contribute to a clock that was begun without it, even when
-        # whoever had begun it has ended and so have the trailers.
-        trailer_clock_max=max([touched, *begun]),
-        touched_clock_max=touched,
-        applied_clock=applied,
-        skip_clocks=(applied,) if is_skipped else (),
-        mixed_clocks=progress.mixed_clocks,
-        frontier=clocks.frontier,
-        committed=state.committed,
-        chosen=progress.commits.chosen,
-        is_settled=clocks.is_settled,
-        measured=(
-            progress.commits.measured(number, contributors)
-            if number is not None and contributors
-            else None
-        ),
-        failure=fence.failure,
-    )
-
-
-def _holding(state: ShardState, member: Member, fence: OpenFence) -> WorkerHolding:
-    window = state.of(member.worker).window
-    is_evicting = member.worker in fence.evicting
-    return WorkerHolding(
-        worker=member.worker,
-        complete_sequence=window.complete_sequence,
-        trailer_sequence=window.trailer_sequence,
-        touched_sequence=window.touched_sequence,
-        ranges=(
-            newest_ranges(window.ranges_known(), len(fence.evicting))
-            if is_evicting
-            else ()
-        ),
-    )
+    def _holding(self, member: Member, fence: OpenFence) -> WorkerHolding:
+        window = self._state.of(member.worker).window
+        next_push = PushId(member.worker, window.done_sequence + 1)
+        entry = window.next_entry
+        begins_batch = (
+            entry is not None
+            and entry.trailer is not None
+            and not (entry.trailer.continues_batch or entry.applied)
+            and not self.pushes.is_begun(next_push)
+        )
+        is_idle = entry is None and self._state.on_shard.is_idle(next_push)
+        is_evicting = member.worker in fence.evicting
+        return WorkerHolding(
+            worker=member.worker,
+            complete_sequence=window.complete_sequence,
+            trailer_sequence=window.trailer_sequence,
+            touched_sequence=window.touched_sequence,
+            ranges=(
+                newest_ranges(window.ranges_known(), len(fence.evicting))
+                if is_evicting
+                else ()
+            ),
+            batch_sequence=(
+                window.done_sequence if begins_batch else window.trailer_sequence
+            ),
+            is_between_batches=begins_batch or is_idle,
+            steps_again=window.steps_again,
+        )

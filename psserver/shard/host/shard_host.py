@@ -275,9 +275,16 @@ class ShardHost:
             if sent is not None:
                 model.engine.note_seeder(sent)
 
-    def abort_fence(self, fence_number: int) -> None:
-        """Goes on as before a fence."""
-        self._call(lambda core: core.abort_fence(fence_number))
+    def abort_fence(
+        self, fence_number: int, batch_floors: Mapping[WorkerKey, int] | None = None
+    ) -> None:
+        """Goes on as before a fence; see `ShardCore.abort_fence` for the floors."""
+        self._call(lambda core: core.abort_fence(fence_number, batch_floors))
+
+    def coordinator_lost(self) -> None:
+        """The connection to the coordinator broke."""
+        if self._model is not None:
+            self._call(lambda core: core.coordinator_lost())
 
     def decide_cut(self, fence_number: int, cut: Cut) -> None:
         """Copies the state at a cut."""

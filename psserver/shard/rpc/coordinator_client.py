@@ -128,6 +128,7 @@ class CoordinatorClient:
                 _raise_if_decided(error)
                 why = error.details() or error.code().name
             silence.broke()
+            host.coordinator_lost()
             if not host.end_reason:
                 outage.note(why)
                 await asyncio.sleep(RETRY_S)
@@ -254,7 +255,10 @@ def _take_event(host: ShardHost, event: messages.WatchShardResponse) -> None:
         case "record":
             host.install_record(read_record(event.record))
         case "abort":
-            host.abort_fence(event.abort.fence_number)
+            abort = event.abort
+            host.abort_fence(
+                abort.fence_number, dict(read_sequences(abort.batch_floors))
+            )
         case "cut":
             cut = event.cut
             host.decide_cut(

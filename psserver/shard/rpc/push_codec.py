@@ -309,6 +309,7 @@ def read_trailer(
         spec_digest=trailer.optimizer_digest,
         value_entries=value_entries,
         publishes=trailer.publishes,
+        continues_batch=trailer.continues_batch,
     )
 
 

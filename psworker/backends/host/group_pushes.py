@@ -191,6 +191,7 @@ class GroupPushes(MemberPushes):
                 is_of_longest=seal.place.is_of_longest,
                 scheduler_steps=leading.scheduler_steps,
                 averaged_buffers=bits_to_bytes(averaged) if has_buffers else b"",
+                continues_batch=seal.continues_batch,
             ),
             ranges=seal.drawn,
             is_discarded=seal.place.is_stale,

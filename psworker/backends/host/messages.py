@@ -59,6 +59,7 @@ class StepPart:
         scheduler_steps: Steps of its schedulers.
         loads_state: Whether the script has loaded state of the optimizer before.
         optimizer: Name of the optimizer.
+        continues_batch: Whether it is a further step on the batch of the one before.
     """
 
     weight: float
@@ -70,6 +71,7 @@ class StepPart:
     scheduler_steps: tuple[int, ...] = ()
     loads_state: bool = False
     optimizer: str = ""
+    continues_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,11 @@ class Seal:
     def is_finite(self) -> bool:
         """Whether every process found its gradient finite."""
         return all(part.is_finite for part in self.parts.values() if part.weight > 0)
+
+    @property
+    def continues_batch(self) -> bool:
+        """Whether some process goes on with its batch."""
+        return any(part.continues_batch for part in self.parts.values())
 
     @property
     def ranges(self) -> tuple[DataRange, ...]:

@@ -142,7 +142,7 @@ class HostSteps(GroupEntry):
         if scale is not None and gradients.unscale(held, scale) != 1.0:
             raise UnsupportedError(_FLOAT16_TEXT)
         self._spent.note(held)
-        drawn = self.pending.take()
+        drawn = self.pending.take(wanted.spec.name)
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
         is_stale, self._is_stale = self._is_stale or drawn.is_of_lost, False
@@ -163,6 +163,7 @@ class HostSteps(GroupEntry):
             weight=weight,
             is_finite=wanted.is_finite,
             ranges=() if is_stale else drawn.ranges,
+            continues_batch=drawn.continues_batch,
         )
         return self._take_part(part, wanted.load, is_discarded=is_stale)
 

@@ -307,7 +307,9 @@ def test_a_split_of_the_scripts_own_stays_its_own() -> None:
     drawn.draw(batch)
     drawn.lose()
     drawn.reach(drawn.call(Inputs(2)))
-    assert drawn.push() == ((batch,), (), False)
+    pushed = drawn.push()
+    assert pushed.trained == (batch,)
+    assert not pushed.is_of_lost
 
 
 def test_a_script_that_draws_ahead_has_batches_in_hand_until_it_used_them() -> None:
@@ -453,3 +455,67 @@ def test_a_watched_model_and_its_copy_can_be_scripted() -> None:
     torch.jit.trace(job.model, batch)
     for model in (job.model, copy.deepcopy(job.model), nn.Sequential(job.model)):
         assert torch.equal(torch.jit.script(model)(batch), model(batch))
+
+
+# Rounds
+
+
+def continued(script: str, *, optimizer_count: int = 2) -> str:
+    """Of each step whether it goes on with the round before.
+
+    Args:
+        script: What is done, one letter each: `a` and `b` draw from a loader, `A` and
+            `B` train on its oldest batch, `x` ends both loaders, and numbers step an
+            optimizer.
+        optimizer_count: Optimizers of the script.
+
+    Returns:
+        For each step `+` if it does, and `|` if it begins one.
+    """
+    drawn = DrawnBatches(optimizer_count)
+    batches: dict[str, list[Batch]] = {"a": [], "b": []}
+    found = ""
+    for number, what in enumerate(script.replace(" ", "")):
+        if what in batches:
+            batch = Batch(what, 4, DataRange(what, 0, number, number + 1), Memory())
+            batches[what].append(batch)
+            drawn.draw(batch)
+        elif what.lower() in batches:
+            drawn.call(Inputs(None, (batches[what.lower()][0].memory,)))
+            drawn.reach([batches[what.lower()].pop(0)])
+        elif what == "x":
+            drawn.end("a")
+            drawn.end("b")
+        else:
+            found += "+" if drawn.push(what).continues_round else "|"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        # One optimizer, also with skipped batches and accumulated gradients.
+        ("aA1 aA1 a aA1 aAaA1", "||||"),
+        # Two on a batch; the first or the second is of noise alone.
+        ("aA12 aA12 aA12", "|+|+|+"),
+        ("a2A1 a2A1 a2A1", "|+|+|+"),
+        # A critic that steps on several batches for one step of the generator.
+        ("aA1 aA1 aA12 aA1 aA1 aA12", "|||+|||+"),
+        # One optimizer that steps several times on a batch.
+        ("aA111 aA111", "|++|++"),
+        # Batches drawn ahead.
+        ("aaa A12 A12 A12", "|+|+|+"),
+        # Another loader for the second step, be it not in each round.
+        ("aA1bB2 aA1bB2 aA12 aA1bB2", "|+|+|+|+"),
+        # Loaders in turn.
+        ("aA12 aA12 x bB12 bB12", "|+|+|+|+"),
+        # None at all, and after the end of the data.
+        ("12 12 12", "|+|+|+"),
+        ("1 1 1", "|||"),
+        ("aA12 x 12 12", "|+|+|+"),
+    ],
+)
+def test_a_step_begins_a_round_of_the_loop_or_goes_on_with_it(
+    script: str, found: str
+) -> None:
+    assert continued(script) == found

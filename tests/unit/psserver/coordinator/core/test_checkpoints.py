@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from psserver.coordinator.core.checkpoints import (
+    BATCHES_MS,
     LAST_STATE_WAIT_MS,
     POSTPONED_MS,
     RETRY_MS,
@@ -27,7 +28,14 @@ from psserver.edge.coordinator_settings import CheckpointSettings, CoordinatorSe
 from psserver.edge.cut_report import CutReport, PartReport
 from pswire.checkpoint.manifest import FilePart
 from pswire.checkpoint.place import CheckpointPlace
-from pswire.membership import CutPurpose, FenceKind, Mode
+from pswire.membership import (
+    CutPurpose,
+    FenceKind,
+    LossPolicy,
+    Mode,
+    StepAtomicity,
+    WorkerState,
+)
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import departure, key
 from tests.doubles.driven_coordinator import DrivenCoordinator
@@ -297,6 +305,95 @@ def test_one_that_can_not_be_decided_for_long_fails() -> None:
         job.pass_time(POSTPONED_MS)
     assert job.now_ms <= SETTINGS.cut_timeout_ms + POSTPONED_MS
     assert "count already" in job.core.checkpoints.failure
+
+
+def in_batches(job: DrivenCoordinator, applied: int, *between: str) -> None:
+    """All shards report: of these workers the next push begins a batch, or none does.
+
+    The others may step again.
+    """
+    report = job.report_of(applied=applied)
+    holdings = tuple(
+        replace(
+            each,
+            batch_sequence=each.complete_sequence,
+            is_between_batches=each.worker.worker_id in between,
+            steps_again=True,
+        )
+        for each in report.holdings
+    )
+    job.send_all(replace(report, holdings=holdings))
+
+
+@pytest.mark.parametrize("mode", [Mode.BSP, Mode.SSP, Mode.ASP])
+def test_a_cut_waits_for_all_to_be_between_two_batches(mode: Mode) -> None:
+    job = running(settings=replace(SETTINGS, mode=mode))
+    want(job)
+    in_batches(job, 3, "a")
+    assert job.of(DecideCut) == []
+    abort = job.of(Abort)[-1]
+    assert "b/1 may step again on its batch" in abort.reason
+    assert dict(abort.batch_floors) == {key("a"): 3, key("b"): 3}
+    job.core.want_cut(job.now_ms)
+    assert job.core.fence is None, "a cut for a reader would let workers go on"
+    job.pass_time(BATCHES_MS)
+    in_batches(job, 4, "a", "b")
+
+    assert [each.clock for each in job.of(DecideCut)] == [4]
+    assert len(job.of(Abort)) == 1
+    assert not job.core.checkpoints.holds_batches
+
+
+def test_one_whose_workers_never_end_a_batch_fails_and_holds_nobody() -> None:
+    job = running()
+    wanted = want(job)
+    while job.core.checkpoints.answered < wanted:
+        in_batches(job, 3, "b")
+        job.pass_time(BATCHES_MS)
+    assert job.now_ms <= SETTINGS.cut_timeout_ms + BATCHES_MS
+    assert "a/1 may step again" in job.core.checkpoints.failure
+    assert job.of(Abort)[-1].batch_floors == ()
+    job.pass_time(RETRY_MS)
+    in_batches(job, 4, "a", "b")
+    assert len(job.of(DecideCut)) == 1, "it is made the next time"
+
+
+def test_in_ssp_nobody_is_held_before_all_are_as_far_as_the_first() -> None:
+    """The first waits for the answer to its push, before it ends its batch."""
+    job = running(settings=replace(SETTINGS, mode=Mode.SSP, staleness_bound=1))
+    want(job)
+    report = job.report_of(applied=2)
+    first, second = report.holdings
+    first = replace(first, batch_sequence=3, trailer_sequence=3, steps_again=True)
+    second = replace(second, batch_sequence=2, is_between_batches=True)
+    job.send_all(replace(report, holdings=(first, second)))
+    assert dict(job.of(Abort)[-1].batch_floors) == {key("a"): 3, key("b"): 3}
+
+
+def test_who_was_lost_in_the_middle_of_a_batch_holds_up_no_cut() -> None:
+    settings = replace(
+        SETTINGS,
+        workers_min=2,
+        worker_loss_policy=LossPolicy.WAIT,
+        step_atomicity=StepAtomicity.CLOCK,
+    )
+    job = running(settings=settings)
+    job.lose(job.core.roster.in_state(WorkerState.MEMBER)[0])
+    want(job)
+    in_batches(job, 3, "b")
+    assert len(job.of(DecideCut)) == 1
+
+
+def test_before_its_second_step_two_optimizers_say_that_a_script_steps_again() -> None:
+    job = running()
+    terms = job.core.model.terms
+    assert terms is not None
+    second = replace(terms.optimizers[0], name="second")
+    job.core.model.restore(replace(terms, optimizers=(*terms.optimizers, second)))
+    want(job)
+    job.report_all(applied=1)
+    assert job.of(DecideCut) == []
+    assert len(job.of(Abort)) == 1
 
 
 @pytest.mark.parametrize("is_finite", [False, True])

@@ -27,12 +27,17 @@ def frozen(bases: dict[str, int]) -> DrivenShard:
 # Frozen
 
 
-def holding(name: str, *, complete: int, trailer: int, touched: int) -> WorkerHolding:
+def holding(
+    name: str, *, complete: int, trailer: int, touched: int, begins: bool = False
+) -> WorkerHolding:
+    """Of a worker whose newest trailer begins a batch of which nothing is applied."""
     return WorkerHolding(
         worker=key(name),
         complete_sequence=complete,
         trailer_sequence=trailer,
         touched_sequence=touched,
+        batch_sequence=trailer - begins,
+        is_between_batches=begins,
     )
 
 
@@ -106,9 +111,9 @@ def test_a_report_says_what_is_held_of_each_member() -> None:
         FenceReport(
             fence_number=2,
             holdings=(
-                holding("a", complete=2, trailer=2, touched=1),
-                holding("b", complete=2, trailer=2, touched=1),
-                holding("c", complete=1, trailer=2, touched=1),
+                holding("a", complete=2, trailer=2, touched=1, begins=True),
+                holding("b", complete=2, trailer=2, touched=1, begins=True),
+                holding("c", complete=1, trailer=2, touched=1, begins=True),
                 holding("d", complete=1, trailer=1, touched=1),
             ),
             trailer_clock_max=2,
