@@ -8,6 +8,7 @@ import typer
 from psctl.options import (
     CoordinatorOption,
     JsonOption,
+    OptionalCoordinatorOption,
     parsed,
     show,
     timeout_option,
@@ -20,7 +21,7 @@ from pswire.options import choice_option, count_option
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Makes and checks checkpoints; only save needs the job.",
+    help="Makes, checks and restores checkpoints.",
 )
 
 EXPORT_FORMS: Final = ("state_dict", "huggingface", "dcp")
@@ -68,6 +69,47 @@ def save(
     from psctl.checkpoints import save_now
 
     show(as_json, *save_now(coordinator, timeout))
+
+
+@app.command()
+def restore(
+    name: Annotated[
+        str | None, _name_argument("Which one, in place of the newest good one.")
+    ] = None,
+    *,
+    coordinator: OptionalCoordinatorOption = None,
+    checkpoint_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Of a job that does not run, in place of --coordinator: when it is "
+            "started, it goes on from there.",
+            show_default=False,
+        ),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it; without this nothing is changed.")
+    ] = False,
+    timeout: Annotated[float, timeout_option(WAIT_S_MAX)] = 600.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Has a job go back to a checkpoint, in the same processes.
+
+    Example: psctl checkpoint restore step-000000000500 --yes --coordinator
+    localhost:7070
+
+    Says what is trained again. Newer checkpoints do not count any more then; the next
+    one that the job makes has them deleted.
+    """
+    from psctl.checkpoints import opened, return_folder, return_job
+
+    if checkpoint_dir is not None:
+        found = return_folder(opened(checkpoint_dir), name, is_wanted=yes)
+    elif coordinator is not None:
+        found = return_job(coordinator, name, is_wanted=yes, timeout_s=timeout)
+    else:
+        raise typer.BadParameter("give --coordinator, or --checkpoint-dir")
+    show(as_json, *found)
 
 
 @app.command("list")

@@ -1,6 +1,6 @@
 """`psctl checkpoint`: makes one, and looks at a folder whose job need not run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,7 @@ from pswire.exit_codes import ExitCode
 from pswire.names import printable
 from psworker.errors import ConfigurationError
 from psworker.snapshots.snapshot_path import ENDING as SAFETENSORS_ENDING
-from psworker.transport.status_client import save_checkpoint
+from psworker.transport.status_client import restore_checkpoint, save_checkpoint
 
 SCHEMA_VERSION: Final = 1
 
@@ -54,6 +54,75 @@ def save_now(coordinator: Address, timeout_s: float) -> tuple[dict[str, object],
     return figures, text
 
 
+def return_job(
+    coordinator: Address, name: str | None, *, is_wanted: bool, timeout_s: float
+) -> tuple[dict[str, object], str]:
+    """Has a job that runs return to a checkpoint; for programs and for people."""
+    found = ask(
+        coordinator,
+        restore_checkpoint(
+            str(coordinator),
+            name or "",
+            tries_only=not is_wanted,
+            timeout_s=timeout_s,
+        ),
+        timeout_s=timeout_s,
+    )
+    return _returned(
+        asdict(found.saved), found.undone, found.lost_step_count, is_done=is_wanted
+    )
+
+
+def return_folder(
+    folder: CheckpointFolder, name: str | None, *, is_wanted: bool
+) -> tuple[dict[str, object], str]:
+    """Has a job that does not run go on from a checkpoint when it is started."""
+    manifest = _chosen(folder, name)
+    if name is not None:
+        say(f"reading {name}")
+        if problems := folder.verify(name):
+            raise DamagedError("; ".join(problems))
+        if not manifest.is_finite:
+            raise CommandError(f"{name} has values that are not finite")
+    undone = folder.newer_than(manifest.name)
+    if is_wanted:
+        undone = folder.return_to(manifest)
+    figures = {**_head(folder), **_summary(manifest)}
+    return _returned(figures, undone, None, is_done=is_wanted)
+
+
+def _returned(
+    saved: Mapping[str, object],
+    undone: Sequence[str],
+    lost_step_count: int | None,
+    *,
+    is_done: bool,
+) -> tuple[dict[str, object], str]:
+    """What a return means, if it is known how many steps are trained again."""
+    figures = {
+        "schema_version": SCHEMA_VERSION,
+        **saved,
+        "lost_step_count": lost_step_count,
+        "undone": list(undone),
+        "is_done": is_done,
+    }
+    lost = "what was trained since"
+    if lost_step_count is not None:
+        lost = f"{count_text(lost_step_count, 'step')} of all workers since"
+    lines = [
+        f"{printable(str(saved['name']))} (version {saved['version']}, clock "
+        f"{saved['clock']}) is good: every byte was read",
+        f"trained again: {lost}",
+    ]
+    if undone:
+        lines.append(
+            "newer ones, which do not count any more then, and are deleted after the "
+            f"next one is made: {', '.join(map(printable, undone))}"
+        )
+    lines.append("done" if is_done else "nothing was changed; with --yes it is done")
+    return figures, "\n".join(lines)
+
+
 def list_checkpoints(folder: CheckpointFolder) -> tuple[dict[str, object], str]:
     """What there is, for programs and for people. Of the files only manifests are read.
 
@@ -61,7 +130,8 @@ def list_checkpoints(folder: CheckpointFolder) -> tuple[dict[str, object], str]:
     """
     rows: list[tuple[object, ...]] = []
     listed: list[dict[str, object]] = []
-    for name in folder.names():
+    undone = folder.undone()
+    for name in sorted({*folder.names(), *undone}, key=CheckpointName.checked):
         try:
             manifest = folder.manifest(name)
         except (DamagedError, FormatError, MissingError) as error:
@@ -71,8 +141,9 @@ def list_checkpoints(folder: CheckpointFolder) -> tuple[dict[str, object], str]:
         else:
             size = byte_text(manifest.byte_count)
             shown = (manifest.version, manifest.clock, size, manifest.job_id)
-            rows.append((name, "complete", *shown))
-            listed.append({**_summary(manifest), "state": "complete", "problem": None})
+            state = "undone" if name in undone else "complete"
+            rows.append((name, state, *shown))
+            listed.append({**_summary(manifest), "state": state, "problem": None})
     figures = {**_head(folder), "checkpoints": listed}
     if not rows:
         return figures, f"no checkpoints in {printable(folder.url)}"

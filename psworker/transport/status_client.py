@@ -82,6 +82,21 @@ class SavedCheckpoint:
     age_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointReturn:
+    """What a return to a checkpoint means.
+
+    Attributes:
+        saved: The checkpoint.
+        lost_step_count: Steps of all workers that are trained again.
+        undone: Names of checkpoints that do not count any more.
+    """
+
+    saved: SavedCheckpoint
+    lost_step_count: int
+    undone: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStatus:
     """Where the making of checkpoints stands.
@@ -220,6 +235,36 @@ async def save_checkpoint(address: str, *, timeout_s: float) -> SavedCheckpoint:
                 timeout=timeout_s + ANSWER_MARGIN_S,
             )
     return _saved_of(response.saved)
+
+
+async def restore_checkpoint(
+    address: str, name: str, *, tries_only: bool, timeout_s: float
+) -> CheckpointReturn:
+    """Has a job return to a checkpoint, or asks what that would mean.
+
+    Args:
+        address: Of the coordinator.
+        name: Which one; empty for the newest good one.
+        tries_only: Whether nothing is to change.
+        timeout_s: Longest wait.
+
+    Raises:
+        CallError: It gave no answer, or refused.
+    """
+    async with aio_channel(address, ChannelKind.CONTROL) as channel:
+        with translated(f"the coordinator at {address}"):
+            response = await _stub(channel).RestoreCheckpoint(
+                pb.RestoreCheckpointRequest(
+                    protocol_version=PROTOCOL_VERSION,
+                    name=name,
+                    tries_only=tries_only,
+                    timeout_ms=round(timeout_s * 1000),
+                ),
+                timeout=timeout_s + ANSWER_MARGIN_S,
+            )
+    return CheckpointReturn(
+        _saved_of(response.saved), response.lost_step_count, tuple(response.undone)
+    )
 
 
 def _stub(channel: "grpc.aio.Channel") -> "CoordinatorServiceAsyncStub":

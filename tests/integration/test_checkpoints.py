@@ -22,7 +22,7 @@ from psserver.edge.state_folder import StateFolderError
 from psserver.shard.tensors.shard_image import PartOfImage
 from pswire.checkpoint.errors import CheckpointError, StorageError
 from pswire.checkpoint.folder import CheckpointFolder
-from pswire.checkpoint.manifest import CheckpointName, Manifest
+from pswire.checkpoint.manifest import CheckpointName, Manifest, part_name
 from pswire.checkpoint.parts import PartKey
 from pswire.exit_codes import ExitCode
 from pswire.membership import Mode, StepAtomicity, WorkerState
@@ -313,6 +313,61 @@ def test_a_checkpoint_is_made_by_command(nursery: Nursery, tmp_path: Path) -> No
             assert again.stdout.startswith("step-000000000001 (version 1, clock 1, ")
             shown = psctl(nursery, job, "status")
             assert "checkpoint  version 1, " in shown.stdout
+
+
+def test_a_running_job_returns_to_a_checkpoint_by_command(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """In the same processes; what is newer counts no more, and goes with the next."""
+    restore = ("checkpoint", "restore", "--json")
+    with job_in(tmp_path, workers_min=1, checkpoint_keep_count=3, sockets=True) as job:
+        assert psctl(nursery, job, *restore).returncode == ExitCode.TRY_AGAIN
+        worker = Worker.of(job, "a")
+        with worker.ps:
+            names = []
+            for _ in range(3):
+                worker.step()
+                worker.step()
+                names.append(save(job).name)
+            worker.step()
+            folder = folder_in(tmp_path)
+            job.run(job.coordinator.checkpoints.pruned())
+            damaged = tmp_path / "checkpoints" / names[2] / part_name(0, 2)
+            damaged.write_bytes(b"")
+            refused = psctl(nursery, job, *restore, names[2], "--yes")
+            assert refused.returncode == ExitCode.TRY_AGAIN
+            assert f"{names[2]}/{damaged.name}" in refused.stderr
+
+            newest = json.loads(psctl(nursery, job, *restore).stdout)
+            assert newest["name"] == names[1]
+            # As shards have said, which they do each second.
+            assert newest["lost_step_count"] in (2, 3)
+            planned = json.loads(psctl(nursery, job, *restore, names[0]).stdout)
+            assert (planned["name"], planned["is_done"]) == (names[0], False)
+            assert planned["lost_step_count"] in (4, 5)
+            assert planned["undone"] == names[1:]
+            assert folder.names() == tuple(names)
+            assert worker.step().outcome == "applied"
+            assert worker.value == -8
+
+            done = json.loads(psctl(nursery, job, *restore, names[0], "--yes").stdout)
+            assert done["is_done"]
+            assert folder.names() == (names[0],)
+            while worker.step().outcome != "applied":
+                pass
+            assert (worker.value, worker.ps.clock) == (-3, 3)
+            assert job.coordinator.core.way_back is not None
+            assert job.coordinator.core.way_back.point.place.name == names[0]
+
+            saved = save(job)
+            assert (saved.name, saved.version) == (str(CheckpointName(3)), 3)
+            assert job.run(
+                job.coordinator.changes.wait_until(
+                    lambda: folder.undone() == (), WAIT_TIMEOUT_S / 2
+                )
+            )
+            assert folder.names() == (names[0], saved.name)
+            assert worker.step().outcome == "applied"
 
 
 @pytest.mark.timeout(120)

@@ -1956,6 +1956,54 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "checkpoints counted on that the job has gone back behind",
+        (
+            Edit(
+                f"{CHECKPOINTS}/folder.py",
+                "            self._write_owner(replace(owner, undone=undone))\n",
+                "            del owner\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/checkpoint/test_folder.py::test_what_is_newer_than_a_return_counts_no_more_until_it_is_pruned",
+        ),
+    ),
+    PlantedBug(
+        "the checkpoint deleted that a prune has verified",
+        (
+            Edit(
+                f"{CHECKPOINTS}/retention.py",
+                "each.is_whole or each.name == verified",
+                "each.is_whole",
+            ),
+        ),
+        tests=("tests/unit/pswire/checkpoint/test_retention.py",),
+    ),
+    PlantedBug(
+        "a plan to form a job that is carried out unasked",
+        (
+            Edit(
+                "psserver/coordinator/forming.py",
+                "if is_wanted and problem else None",
+                "if problem else None",
+            ),
+        ),
+        tests=("tests/unit/psserver/coordinator/test_forming.py",),
+    ),
+    PlantedBug(
+        "a damaged state folder opened by a connection that writes",
+        (
+            Edit(
+                "psserver/coordinator/storage/job_store.py",
+                'self._db = self._opened("ro")',
+                'self._db = self._opened("rw")',
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/storage/test_job_store.py::test_a_database_that_is_damaged_stays_as_it_is_beside_its_log",
+        ),
+    ),
+    PlantedBug(
         "checkpoints pruned before a newer one was read back",
         (
             Edit(

@@ -158,6 +158,7 @@ def coordinator_requests() -> dict[str, Requests]:
         "RequestSnapshot": {"newer_than": -1, "timeout_ms": 1},
         "ReleaseSnapshot": {"snapshot_id": 1, "pin_id": 1},
         "SaveCheckpoint": {"timeout_ms": 1},
+        "RestoreCheckpoint": {"name": "step-000000000001", "timeout_ms": 1},
         "SaveState": {"snapshot_id": 1, "state": b"state"},
         "LoadState": {"checkpoint": "step-000000000001"},
         "SetMode": {"mode": membership_pb2.MODE_ASP, "timeout_ms": 1},

@@ -10,6 +10,7 @@ URL/step-000000000500/manifest.json              by the coordinator, last
 import errno
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -86,27 +87,32 @@ class Owner:
         job_id: Its job.
         token: Its process.
         begun: Checkpoints that the job has begun and may not have completed.
+        undone: Checkpoints whose steps the job has gone back behind.
     """
 
     job_id: str
     token: str
     begun: tuple[str, ...] = ()
+    undone: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:
         """Reads the JSON of `asdict`; `DamagedError` for anything else."""
         try:
             found = json.loads(data)
-            owner = cls(found["job_id"], found["token"], tuple(found["begun"]))
+            owner = cls(
+                found["job_id"],
+                found["token"],
+                tuple(found["begun"]),
+                tuple(found["undone"]),
+            )
+            names = (*owner.begun, *owner.undone)
             is_text = all(
-                isinstance(each, str)
-                for each in (owner.job_id, owner.token, *owner.begun)
+                isinstance(each, str) for each in (owner.job_id, owner.token, *names)
             )
         except UNREADABLE as error:
             raise DamagedError("it names no owner") from error
-        if not is_text or any(
-            CheckpointName.parse(each) is None for each in owner.begun
-        ):
+        if not is_text or any(CheckpointName.parse(each) is None for each in names):
             raise DamagedError("it names no owner, or no checkpoints")
         return owner
 
@@ -126,6 +132,7 @@ class CheckpointFolder:
         """
         self._storage = storage or storage_of(url)
         self._claim: Owner | None = None
+        self._owner_lock = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -135,12 +142,29 @@ class CheckpointFolder:
     # Reading
 
     def names(self) -> tuple[str, ...]:
-        """Names of all checkpoints, oldest first, also of incomplete ones."""
-        return tuple(map(str, self._names()))
+        """Names of all that count, oldest first, also of incomplete ones."""
+        undone = self.undone()
+        return tuple(name for name in map(str, self._names()) if name not in undone)
+
+    def undone(self) -> tuple[str, ...]:
+        """Names of those that the job has gone back behind, oldest first."""
+        owner = None
+        with suppress(DamagedError):
+            owner = self._owner()
+        if owner is None or not owner.undone:
+            return ()
+        there = set(map(str, self._names()))
+        return tuple(each for each in owner.undone if each in there)
+
+    def newer_than(self, name: str) -> tuple[str, ...]:
+        """Names of all that are newer than one, oldest first."""
+        point = CheckpointName.checked(name)
+        return tuple(str(each) for each in self._names() if each > point)
 
     def jobs(self) -> set[str]:
         """Ids of the jobs of which there are checkpoints whose manifest can be read."""
-        return {job_id for job_id in map(self._job_of, self.names()) if job_id}
+        names = map(str, self._names())
+        return {job_id for job_id in map(self._job_of, names) if job_id}
 
     def manifest(self, name: str) -> Manifest:
         """Reads and checks a manifest.
@@ -267,10 +291,12 @@ class CheckpointFolder:
                 "from there"
             )
         try:
-            begun = self._begun(job_id)
+            before = self._owner()
         except DamagedError:
-            begun = ()  # whose the complete ones are, their manifests say
-        self._claim = Owner(job_id, token, begun)
+            before = None  # whose the complete ones are, their manifests say
+        if before is None or before.job_id != job_id:
+            before = Owner(job_id, token)
+        self._claim = replace(before, token=token)
         self._write_owner(self._claim)
 
     def begin(self, version: int) -> str:
@@ -282,15 +308,35 @@ class CheckpointFolder:
         Raises:
             OwnerError: Another coordinator writes there now, or none has claimed it.
         """
-        owner = self._checked_owner()
-        names = [*self._names(), *map(CheckpointName.checked, owner.begun)]
-        attempts = [name.attempt for name in names if name.version == version]
-        name = str(CheckpointName(version, max(attempts, default=0) + 1))
-        begun = [each for each in owner.begun if not self.is_complete(each)]
-        begun = [*begun[1 - _BEGUN_COUNT_MAX :], name]
-        self._write_owner(replace(owner, begun=tuple(begun)))
+        with self._owner_lock:
+            owner = self._checked_owner()
+            there = self._names()
+            names = [*there, *map(CheckpointName.checked, owner.begun)]
+            attempts = [name.attempt for name in names if name.version == version]
+            name = str(CheckpointName(version, max(attempts, default=0) + 1))
+            begun = [each for each in owner.begun if not self.is_complete(each)]
+            begun = [*begun[1 - _BEGUN_COUNT_MAX :], name]
+            left = set(map(str, there))
+            undone = tuple(each for each in owner.undone if each in left)
+            self._write_owner(replace(owner, begun=tuple(begun), undone=undone))
         failpoints.hit("checkpoint.begun")
         return name
+
+    def return_to(self, manifest: Manifest) -> tuple[str, ...]:
+        """Has no newer checkpoint count any more; returns their names, oldest first.
+
+        The job goes back behind them. They are deleted by the next `prune`, so that
+        until then it may still go to one of them.
+
+        Raises:
+            OwnerError: Another coordinator writes there now.
+        """
+        with self._owner_lock:
+            owner = self._owner() if self._claim is None else self._checked_owner()
+            owner = owner or Owner(manifest.job_id, "")
+            undone = self.newer_than(manifest.name)
+            self._write_owner(replace(owner, undone=undone))
+        return undone
 
     def write_part(
         self,
@@ -379,10 +425,13 @@ class CheckpointFolder:
             for manifest in manifests
         ]
         held += [Held(name, is_whole=False) for name in self._interrupted(job_id)]
-        going = superfluous(held, verified, keep)
-        for name in going:
-            self._delete(str(name))
-        return tuple(map(str, going))
+        going = set(superfluous(held, verified, keep))
+        undone = [each for each in self.undone() if self._job_of(each) == job_id]
+        going.update(map(CheckpointName.checked, undone))
+        deleted = tuple(map(str, sorted(going)))
+        for name in deleted:
+            self._delete(name)
+        return deleted
 
     # What is there
 
@@ -393,7 +442,7 @@ class CheckpointFolder:
     def _interrupted(self, job_id: str) -> Iterator[CheckpointName]:
         """What the job has begun and not completed, and folders without any file."""
         begun = self._begun(job_id)
-        for name in self.names():
+        for name in map(str, self._names()):
             files = self._storage.names(name)
             if not files or (name in begun and MANIFEST not in files):
                 yield CheckpointName.checked(name)

@@ -41,7 +41,8 @@ def superfluous(
         if each.is_whole and not each.is_finite:
             diverged.append(each.name)
         elif each.name <= verified:
-            (finite if each.is_whole else going).append(each.name)
+            is_kept = each.is_whole or each.name == verified
+            (finite if is_kept else going).append(each.name)
     for names in (finite, diverged):
         going += sorted(names)[: -max(1, keep)]
     return sorted(going)

@@ -977,6 +977,67 @@ class SaveCheckpointResponse(google.protobuf.message.Message):
 global___SaveCheckpointResponse = SaveCheckpointResponse
 
 @typing.final
+class RestoreCheckpointRequest(google.protobuf.message.Message):
+    """Asks to return to a checkpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    TRIES_ONLY_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    protocol_version: builtins.int
+    """Version of this protocol that the sender speaks."""
+    name: builtins.str
+    """Name of the checkpoint. Empty for the newest good one."""
+    tries_only: builtins.bool
+    """Whether only to say what it would mean."""
+    timeout_ms: builtins.int
+    """Longest wait."""
+    def __init__(
+        self,
+        *,
+        protocol_version: builtins.int = ...,
+        name: builtins.str = ...,
+        tries_only: builtins.bool = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "protocol_version", b"protocol_version", "timeout_ms", b"timeout_ms", "tries_only", b"tries_only"]) -> None: ...
+
+global___RestoreCheckpointRequest = RestoreCheckpointRequest
+
+@typing.final
+class RestoreCheckpointResponse(google.protobuf.message.Message):
+    """What a return to a checkpoint means."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAVED_FIELD_NUMBER: builtins.int
+    LOST_STEP_COUNT_FIELD_NUMBER: builtins.int
+    UNDONE_FIELD_NUMBER: builtins.int
+    lost_step_count: builtins.int
+    """Steps of all workers that are trained again."""
+    @property
+    def saved(self) -> global___SavedCheckpoint:
+        """To which one."""
+
+    @property
+    def undone(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of the checkpoints that do not count any more, at most 64 of the oldest."""
+
+    def __init__(
+        self,
+        *,
+        saved: global___SavedCheckpoint | None = ...,
+        lost_step_count: builtins.int = ...,
+        undone: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["saved", b"saved"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lost_step_count", b"lost_step_count", "saved", b"saved", "undone", b"undone"]) -> None: ...
+
+global___RestoreCheckpointResponse = RestoreCheckpointResponse
+
+@typing.final
 class SavedCheckpoint(google.protobuf.message.Message):
     """A checkpoint that is committed."""
 

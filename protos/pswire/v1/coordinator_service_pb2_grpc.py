@@ -140,6 +140,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.SaveCheckpointRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.SaveCheckpointResponse.FromString,
                 _registered_method=True)
+        self.RestoreCheckpoint = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/RestoreCheckpoint',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.RestoreCheckpointRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.RestoreCheckpointResponse.FromString,
+                _registered_method=True)
         self.SetMode = channel.unary_unary(
                 '/pswire.v1.CoordinatorService/SetMode',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.SetModeRequest.SerializeToString,
@@ -310,6 +315,14 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RestoreCheckpoint(self, request, context):
+        """Has the job return to a checkpoint, or says what that would mean; returns when it
+        is decided.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetMode(self, request, context):
         """Changes the mode while the job runs; returns when the record is written.
         Idempotent.
@@ -432,6 +445,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.SaveCheckpoint,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.SaveCheckpointRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.SaveCheckpointResponse.SerializeToString,
+            ),
+            'RestoreCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreCheckpoint,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.RestoreCheckpointRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.RestoreCheckpointResponse.SerializeToString,
             ),
             'SetMode': grpc.unary_unary_rpc_method_handler(
                     servicer.SetMode,
@@ -1012,6 +1030,33 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/SaveCheckpoint',
             pswire_dot_v1_dot_coordinator__service__pb2.SaveCheckpointRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.SaveCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/RestoreCheckpoint',
+            pswire_dot_v1_dot_coordinator__service__pb2.RestoreCheckpointRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.RestoreCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

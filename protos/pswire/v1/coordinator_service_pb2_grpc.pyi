@@ -160,6 +160,14 @@ class CoordinatorServiceStub:
     committed. Calls at the same time share one.
     """
 
+    RestoreCheckpoint: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.RestoreCheckpointRequest,
+        pswire.v1.coordinator_service_pb2.RestoreCheckpointResponse,
+    ]
+    """Has the job return to a checkpoint, or says what that would mean; returns when it
+    is decided.
+    """
+
     SetMode: grpc.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.SetModeRequest,
         pswire.v1.coordinator_service_pb2.SetModeResponse,
@@ -314,6 +322,14 @@ class CoordinatorServiceAsyncStub:
     ]
     """Makes a checkpoint of a cut that begins after the call; returns when it is
     committed. Calls at the same time share one.
+    """
+
+    RestoreCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.RestoreCheckpointRequest,
+        pswire.v1.coordinator_service_pb2.RestoreCheckpointResponse,
+    ]
+    """Has the job return to a checkpoint, or says what that would mean; returns when it
+    is decided.
     """
 
     SetMode: grpc.aio.UnaryUnaryMultiCallable[
@@ -512,6 +528,16 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.SaveCheckpointResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.SaveCheckpointResponse]]:
         """Makes a checkpoint of a cut that begins after the call; returns when it is
         committed. Calls at the same time share one.
+        """
+
+    @abc.abstractmethod
+    def RestoreCheckpoint(
+        self,
+        request: pswire.v1.coordinator_service_pb2.RestoreCheckpointRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.RestoreCheckpointResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.RestoreCheckpointResponse]]:
+        """Has the job return to a checkpoint, or says what that would mean; returns when it
+        is decided.
         """
 
     @abc.abstractmethod

@@ -330,6 +330,11 @@ class Checkpoints:
         self._postponed_ms = None
         return self.give_way()
 
+    def returned(self, newest: CommittedCheckpoint, now_ms: int) -> None:
+        """The job has gone back to a checkpoint, which is the newest one now."""
+        self.newest = newest
+        self._since_ms = now_ms
+
     def _end(self, since_ms: int) -> None:
         self.failure = ""
         self.answered = self._serving

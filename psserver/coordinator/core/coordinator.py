@@ -6,7 +6,10 @@ and workers as records.
 
 from collections.abc import Callable, Iterable, Mapping
 
-from psserver.coordinator.core.checkpoints import PendingCheckpoint
+from psserver.coordinator.core.checkpoints import (
+    CommittedCheckpoint,
+    PendingCheckpoint,
+)
 from psserver.coordinator.core.coordinator_effects import (
     CommitCheckpoint,
     NameCheckpoint,
@@ -550,12 +553,7 @@ class CoordinatorCore:
             Refusal: `UNSUPPORTED`, `NOT_STARTED` or `SHARD_LOST`; no state changed.
         """
         self.progress.check_alive()
-        if self.checkpoints.settings is None:
-            raise Refusal(
-                ErrorReason.UNSUPPORTED,
-                "this job makes no checkpoints",
-                cure="start its coordinator with --checkpoint-dir",
-            )
+        self._check_makes_checkpoints()
         if self.record is None:
             raise Refusal(
                 ErrorReason.NOT_STARTED,
@@ -663,6 +661,28 @@ class CoordinatorCore:
             self.way_back = saved
             self.progress.return_to(saved, reason, now_ms)
 
+    def check_returnable(self) -> None:
+        """Refuses a wish to return to a checkpoint that the job can't follow.
+
+        Raises:
+            Refusal: `UNSUPPORTED`, `NOT_STARTED` or `SHARD_LOST`; no state changed.
+        """
+        self.progress.check_alive()
+        self._check_makes_checkpoints()
+        if self.record is None and self.progress.start_point is None:
+            raise Refusal(
+                ErrorReason.NOT_STARTED,
+                "there is nothing to return from yet: the job waits for "
+                f"{self.waiting_for()}",
+            )
+
+    def returned(
+        self, saved: SavedJob, newest: CommittedCheckpoint, now_ms: int
+    ) -> None:
+        """The job has gone back to a checkpoint as somebody has asked."""
+        self.way_back = saved
+        self.checkpoints.returned(newest, now_ms)
+
     def release_snapshot(self, snapshot_id: int, pin_id: int, now_ms: int) -> None:
         """A reader is done with a snapshot; the next cut need not wait for it."""
         self.snapshots.unpin(snapshot_id, pin_id)
@@ -753,6 +773,14 @@ class CoordinatorCore:
         )
 
     # Inside
+
+    def _check_makes_checkpoints(self) -> None:
+        if self.checkpoints.settings is None:
+            raise Refusal(
+                ErrorReason.UNSUPPORTED,
+                "this job makes no checkpoints",
+                cure="start its coordinator with --checkpoint-dir",
+            )
 
     @property
     def _new_job_cure(self) -> str:

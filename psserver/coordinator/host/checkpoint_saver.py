@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from psserver.coordinator.core.checkpoints import (
     LAST_STATE_WAIT_MS,
@@ -24,7 +24,7 @@ from psserver.coordinator.core.coordinator_effects import (
 from psserver.coordinator.core.data.split_book import SplitBook
 from psserver.coordinator.core.start_point import SavedJob
 from psserver.coordinator.host.job_waits import JobWaits
-from psserver.coordinator.host.restored_job import newest_saved
+from psserver.coordinator.host.restored_job import newest_saved, saved_by_name
 from psserver.coordinator.storage.saved_job import manifest_of, saved_job_of
 from psserver.edge.changes import Changes
 from psserver.edge.file_calls import in_thread
@@ -39,12 +39,27 @@ from pswire.checkpoint.errors import (
     MissingError,
 )
 from pswire.checkpoint.folder import CheckpointFolder
+from pswire.checkpoint.manifest import Manifest
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.reasons import ErrorReason, Refusal
 
 T = TypeVar("T")
 
 log = logging.getLogger("psserver.coordinator")
+
+
+class CheckpointReturn(NamedTuple):
+    """What a return to a checkpoint means.
+
+    Attributes:
+        saved: The checkpoint.
+        lost_step_count: Steps of all workers that are trained again.
+        undone: Checkpoints that do not count any more.
+    """
+
+    saved: CommittedCheckpoint
+    lost_step_count: int
+    undone: tuple[str, ...]
 
 
 class CheckpointSaver:
@@ -60,7 +75,7 @@ class CheckpointSaver:
         changes: Changes,
         waits: JobWaits,
         splits: SplitBook,
-        pump: Callable[[], object],
+        pump: Callable[[], Refusal | None],
     ) -> None:
         self._core = core
         self._changes = changes
@@ -69,6 +84,8 @@ class CheckpointSaver:
         self._pump = pump
         self._folder: CheckpointFolder | None = None
         self._pruning: asyncio.Task[None] | None = None
+        # Nothing is deleted while it is looked for where the job could return to.
+        self._deleting = asyncio.Lock()
         self._has_warned = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -83,15 +100,7 @@ class CheckpointSaver:
         for name in reversed(folder.names()):
             # Whether it is good is looked at when it is needed.
             with contextlib.suppress(DamagedError, FormatError, MissingError):
-                manifest = folder.manifest(name)
-                age_s = max(0.0, time.time() - manifest.created_unix_s)
-                self._core.checkpoints.newest = CommittedCheckpoint(
-                    name=manifest.name,
-                    version=manifest.version,
-                    clock=manifest.clock,
-                    byte_count=manifest.byte_count,
-                    committed_ms=now_ms() - round(age_s * 1000),
-                )
+                self._core.checkpoints.newest = _committed(folder.manifest(name))
                 return
 
     async def load_state(self, name: str) -> bytes:
@@ -139,6 +148,78 @@ class CheckpointSaver:
         """
         return await self._made(timeout_s, needs_all_shards=False)
 
+    async def restore(
+        self, name: str, timeout_s: float, *, tries_only: bool
+    ) -> CheckpointReturn:
+        """Has the job return to a checkpoint, or finds out what that would mean.
+
+        Args:
+            name: Which one; empty for the newest good one.
+            timeout_s: Longest time for reading all of it.
+            tries_only: Whether nothing is to change.
+
+        Raises:
+            Refusal: `UNSUPPORTED`, `NOT_STARTED`, `SHARD_LOST`, `STATE_NOT_WRITTEN`,
+                `CHECKPOINT_FAILED` with what is wrong with the checkpoint, or
+                `WAIT_TIMEOUT`; no state changed.
+        """
+        core, folder = self._core, self._folder
+        core.check_returnable()
+        settings = core.checkpoints.settings
+        assert settings is not None
+        assert folder is not None, "claimed before anything is served"
+        job_id = core.settings.job_id
+        try:
+            async with self._deleting:
+                async with asyncio.timeout(timeout_s):
+                    saved = await in_thread(
+                        partial(saved_by_name, folder, settings.url, name, job_id)
+                    )
+                    found = saved.point.place.name
+                    manifest = await in_thread(partial(folder.manifest, found))
+                    undone = await in_thread(partial(folder.newer_than, found))
+                lost = max(0, core.shards.version - saved.point.version)
+                newest = _committed(manifest)
+                if not tries_only:
+                    undone = await self._leave_behind(manifest)
+                    self._return(saved, newest)
+        except TimeoutError:
+            raise Refusal(
+                ErrorReason.WAIT_TIMEOUT,
+                f"the checkpoint was not read within {timeout_s:.1f} s",
+            ) from None
+        except CheckpointError as error:
+            raise Refusal(
+                ErrorReason.CHECKPOINT_FAILED,
+                str(error),
+                cure="the job goes on as before",
+            ) from error
+        return CheckpointReturn(newest, lost, undone)
+
+    async def _leave_behind(self, manifest: Manifest) -> tuple[str, ...]:
+        """Has no newer checkpoint count, one that is being committed included."""
+        checkpoints, folder = self._core.checkpoints, self._folder
+        assert folder is not None
+
+        def is_committing() -> bool:
+            pending = checkpoints.pending
+            return pending is not None and pending.is_committing
+
+        while True:
+            await self._changes.wait_until(lambda: not is_committing())
+            undone = await in_thread(partial(folder.return_to, manifest))
+            if not is_committing():
+                return undone
+
+    def _return(self, saved: SavedJob, newest: CommittedCheckpoint) -> None:
+        core = self._core
+        core.check_returnable()  # it may have failed meanwhile
+        core.progress.return_to(saved, "somebody has asked for it", now_ms())
+        unwritten = self._pump()
+        if unwritten is not None:
+            raise unwritten
+        core.returned(saved, newest, now_ms())
+
     async def save_last(self) -> None:
         """Has a last checkpoint made before this process ends, if the shards live."""
         core = self._core
@@ -151,10 +232,14 @@ class CheckpointSaver:
         )
         try:
             await self._made(LAST_CHECKPOINT_S, needs_all_shards=True)
-            if self._pruning is not None:
-                await self._pruning
+            await self.pruned()
         except Refusal as refusal:
             log.warning("no last checkpoint: %s", refusal.message)
+
+    async def pruned(self) -> None:
+        """Returns when nothing is being deleted."""
+        if self._pruning is not None:
+            await self._pruning
 
     async def _made(
         self, timeout_s: float, *, needs_all_shards: bool
@@ -291,12 +376,10 @@ class CheckpointSaver:
         settings = self._core.checkpoints.settings
         assert settings is not None
         assert self._folder is not None
+        prune, job_id = self._folder.prune, self._core.settings.job_id
         try:
-            deleted = await in_thread(
-                partial(
-                    self._folder.prune, self._core.settings.job_id, settings.keep_count
-                )
-            )
+            async with self._deleting:
+                deleted = await in_thread(partial(prune, job_id, settings.keep_count))
         except CheckpointError as error:
             log.warning("older checkpoints are not deleted: %s", error)
             return
@@ -320,3 +403,15 @@ class CheckpointSaver:
         self._core.fail_checkpoint(checkpoint.snapshot_id, reason, now_ms())
         self._pump()
         return None
+
+
+def _committed(manifest: Manifest) -> CommittedCheckpoint:
+    """A checkpoint that an earlier process has made, or this one before a return."""
+    age_s = max(0.0, time.time() - manifest.created_unix_s)
+    return CommittedCheckpoint(
+        name=manifest.name,
+        version=manifest.version,
+        clock=manifest.clock,
+        byte_count=manifest.byte_count,
+        committed_ms=now_ms() - round(age_s * 1000),
+    )

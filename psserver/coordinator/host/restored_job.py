@@ -8,13 +8,13 @@ from typing import Final
 
 from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.coordinator_effects import Persist
-from psserver.coordinator.core.start_point import SavedJob
+from psserver.coordinator.core.start_point import SavedJob, StartPoint
 from psserver.coordinator.storage.job_codec import StoredJob
 from psserver.coordinator.storage.job_store import JobStore, NotWrittenError
 from psserver.coordinator.storage.saved_job import saved_job_of
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.state_folder import StateFolderError
-from pswire.checkpoint.errors import DamagedError, MissingError
+from pswire.checkpoint.errors import DamagedError, MissingError, OwnerError
 from pswire.checkpoint.folder import CheckpointFolder
 
 log = logging.getLogger("psserver.coordinator")
@@ -66,6 +66,41 @@ def newest_saved(
     return None
 
 
+def saved_by_name(
+    folder: CheckpointFolder, url: str, name: str, job_id: str
+) -> SavedJob:
+    """A job as one of its checkpoints has it, of which every byte is read.
+
+    Args:
+        folder: Where it is.
+        url: The same, as it is sent to shards.
+        name: Its name; empty for the newest good one.
+        job_id: The job.
+
+    Raises:
+        CheckpointError: There is none, it is another job's, a newer release wrote it,
+            it is not as it was written, or its values are not finite.
+    """
+    if not name:
+        saved = newest_saved(folder, url)
+        if saved is None:
+            raise MissingError(f"there is no checkpoint in {folder.url}")
+        return saved
+    manifest = folder.manifest(name)
+    if manifest.job_id != job_id:
+        raise OwnerError(
+            f"{name} in {folder.url} is of job {manifest.job_id}, and this is job "
+            f"{job_id}: name one of its own"
+        )
+    if problems := folder.verify(name):
+        raise DamagedError("; ".join(problems))
+    if not manifest.is_finite:
+        raise DamagedError(
+            f"{name} in {folder.url} has values that are not finite: use another one"
+        )
+    return saved_job_of(manifest, url)
+
+
 def restored_core(
     settings: CoordinatorSettings,
     store: JobStore,
@@ -102,9 +137,12 @@ def restored_core(
             f"job {saved.job_id}: give the --state-dir and the --checkpoint-dir of one "
             "job, or to go on with the job of the checkpoints a new --state-dir"
         )
-    if saved is not None and stored.record is None and stored.start_point is None:
-        _begin_from(saved, store)
-        stored = _loaded(store)
+    if saved is not None and stored.record is None:
+        before = stored.start_point
+        # Another one since, if somebody has gone back behind that of before.
+        if before is None or before.place.name != saved.point.place.name:
+            _begin_from(saved, store, before)
+            stored = _loaded(store)
     if stored.shard_count != settings.shard_count:
         raise StateFolderError(
             f"the state folder holds a job with {stored.shard_count} shards, "
@@ -141,8 +179,8 @@ def restored_core(
     return core
 
 
-def _begin_from(saved: SavedJob, store: JobStore) -> None:
-    """Keeps a job as a checkpoint has it, in a state folder that has none.
+def _begin_from(saved: SavedJob, store: JobStore, before: StartPoint | None) -> None:
+    """Keeps a job as a checkpoint has it, in a state folder without a record.
 
     How often workers and shards were started after the checkpoint is not known, and
     some may live: numbers begin where no start of before has any, drawn since nothing
@@ -150,7 +188,11 @@ def _begin_from(saved: SavedJob, store: JobStore) -> None:
     """
     floor = (1 + secrets.randbelow(FLOOR_COUNT)) * STARTS_PER_FLOOR
     floor += max(saved.incarnations.values(), default=0)
-    point = replace(saved.point, incarnation_floor=floor)
+    generation = saved.point.generation
+    if before is not None:
+        floor = before.incarnation_floor
+        generation = before.generation
+    point = replace(saved.point, incarnation_floor=floor, generation=generation)
     try:
         for split in saved.splits:
             store.write(Persist(split=split))

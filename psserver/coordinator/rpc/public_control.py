@@ -3,11 +3,16 @@
 from collections.abc import AsyncIterator
 
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
-from psserver.coordinator.rpc.status_report import checkpoint_status, status_message
+from psserver.coordinator.rpc.status_report import (
+    checkpoint_status,
+    saved_message,
+    status_message,
+)
 from psserver.coordinator.rpc.watch_codec import address_message
 from psserver.edge.decoding import check_protocol
 from psserver.edge.guard import Context, Methods, answered, streamed
 from psserver.edge.monotonic import now_ms
+from pswire.checkpoint.storage import shown_url
 from pswire.data_codec import split_messages
 from pswire.limits import STALENESS_BOUND_MAX
 from pswire.membership import Mode
@@ -16,6 +21,9 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import cut_model, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2
+
+UNDONE_COUNT_MAX = 64
+"""Most names of checkpoints in an answer."""
 
 
 class PublicControl:
@@ -32,6 +40,9 @@ class PublicControl:
             ),
             "SaveCheckpoint": answered(
                 self.save_checkpoint, messages.SaveCheckpointRequest
+            ),
+            "RestoreCheckpoint": answered(
+                self.restore_checkpoint, messages.RestoreCheckpointRequest
             ),
             "SetMode": answered(self.set_mode, messages.SetModeRequest),
             "GetStatus": answered(self.get_status, messages.GetStatusRequest),
@@ -79,6 +90,24 @@ class PublicControl:
         checkpoints = self._host.core.checkpoints
         return messages.SaveCheckpointResponse(
             saved=checkpoint_status(checkpoints, now_ms()).newest
+        )
+
+    async def restore_checkpoint(
+        self, request: messages.RestoreCheckpointRequest, context: Context
+    ) -> messages.RestoreCheckpointResponse:
+        """Has the job return to a checkpoint; answers when it is decided."""
+        check_protocol(request.protocol_version)
+        found = await self._host.checkpoints.restore(
+            request.name,
+            max(0, request.timeout_ms) / 1000,
+            tries_only=request.tries_only,
+        )
+        settings = self._host.core.checkpoints.settings
+        assert settings is not None, "else it is refused"
+        return messages.RestoreCheckpointResponse(
+            saved=saved_message(found.saved, shown_url(settings.url), now_ms()),
+            lost_step_count=found.lost_step_count,
+            undone=found.undone[:UNDONE_COUNT_MAX],
         )
 
     async def set_mode(

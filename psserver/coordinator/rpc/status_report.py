@@ -1,6 +1,6 @@
 """Where a job stands, as a message for people and programs."""
 
-from psserver.coordinator.core.checkpoints import Checkpoints
+from psserver.coordinator.core.checkpoints import Checkpoints, CommittedCheckpoint
 from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot
@@ -69,16 +69,21 @@ def checkpoint_status(
         failure=checkpoints.failure,
     )
     if newest is not None:
-        status.newest.CopyFrom(
-            messages.SavedCheckpoint(
-                place=membership_pb2.CheckpointPlace(url=status.url, name=newest.name),
-                version=newest.version,
-                clock=newest.clock,
-                byte_count=newest.byte_count,
-                age_ms=now_ms - newest.committed_ms,
-            )
-        )
+        status.newest.CopyFrom(saved_message(newest, status.url, now_ms))
     return status
+
+
+def saved_message(
+    saved: CommittedCheckpoint, url: str, now_ms: int
+) -> messages.SavedCheckpoint:
+    """A checkpoint in a folder, whose URL is as people may see it."""
+    return messages.SavedCheckpoint(
+        place=membership_pb2.CheckpointPlace(url=url, name=saved.name),
+        version=saved.version,
+        clock=saved.clock,
+        byte_count=saved.byte_count,
+        age_ms=now_ms - saved.committed_ms,
+    )
 
 
 def _worker_statuses(core: CoordinatorCore, now_ms: int) -> list[messages.WorkerStatus]:

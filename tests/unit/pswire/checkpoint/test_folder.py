@@ -17,7 +17,7 @@ from pswire.checkpoint.errors import (
     OwnerError,
     StorageError,
 )
-from pswire.checkpoint.folder import CheckpointFolder
+from pswire.checkpoint.folder import OWNER, CheckpointFolder
 from pswire.checkpoint.manifest import STATE, FilePart, part_name
 from pswire.checkpoint.registered_state import decode_states
 from pswire.checkpoint.storage import LocalStorage, ObjectStorage
@@ -499,3 +499,52 @@ def test_a_store_that_does_not_answer_is_named_and_no_reason_to_go_back() -> Non
 def test_a_local_folder_is_named_without_a_storage(tmp_path: Path) -> None:
     assert CheckpointFolder(str(tmp_path)).url == str(tmp_path)
     assert CheckpointFolder("", LocalStorage(tmp_path)).url == str(tmp_path)
+
+
+# Returning
+
+
+def test_what_is_newer_than_a_return_counts_no_more_until_it_is_pruned(
+    folder: CheckpointFolder,
+) -> None:
+    names = [save(folder, version) for version in (1, 2, 3)]
+    point = folder.manifest(names[0])
+
+    assert folder.return_to(point) == tuple(names[1:])
+    assert folder.names() == (names[0],)
+    assert folder.undone() == tuple(names[1:])
+    assert folder.newest_good().manifest == point
+    folder.claim("job", "of another process")
+    assert folder.names() == (names[0],)
+
+    later = save(folder, 2)
+    assert later == f"{names[1]}-2"
+    assert folder.prune("job", 5) == tuple(names[1:])
+    assert (folder.names(), folder.undone()) == ((names[0], later), ())
+    assert save(folder, 3) == names[2]
+    assert folder.names() == (names[0], later, names[2])
+
+
+def test_a_return_may_be_taken_back_before_the_next_one(
+    folder: CheckpointFolder,
+) -> None:
+    names = [save(folder, version) for version in (1, 2, 3)]
+    folder.return_to(folder.manifest(names[0]))
+
+    assert folder.return_to(folder.manifest(names[2])) == ()
+    assert folder.names() == tuple(names)
+    assert folder.prune("job", 5) == ()
+
+
+def test_a_job_that_does_not_run_returns_too(
+    root: Path, local: CheckpointFolder
+) -> None:
+    names = [save(local, version) for version in (1, 2)]
+    other = CheckpointFolder(str(root))
+    other.return_to(other.manifest(names[0]))
+
+    assert local.names() == (names[0],)
+    assert save(local, 3) == "step-000000000003", "whose claim still holds"
+    (root / OWNER).unlink()
+    other.return_to(other.manifest(names[0]))
+    assert other.names() == (names[0],)

@@ -34,6 +34,10 @@ def test_what_is_not_whole_counts_for_nothing_and_goes_when_it_is_older() -> Non
     assert going(found, 4, 3) == [3]
 
 
+def test_what_was_verified_stays_though_it_is_damaged_since() -> None:
+    assert going(held(1, 2) + held(3, is_whole=False), 3, 2) == [1]
+
+
 def test_a_diverged_run_pushes_out_no_finite_values() -> None:
     found = held(1, 2) + held(3, 4, is_finite=False)
 

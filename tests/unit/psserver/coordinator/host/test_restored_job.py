@@ -193,6 +193,22 @@ def test_a_job_that_returns_to_a_checkpoint_has_no_record_after_a_restart(
     assert [slot.incarnation for slot in core.shards.slots] == [3, 2]
 
 
+def test_a_job_that_has_not_started_again_goes_on_from_where_somebody_has_gone_since(
+    tmp_path: Path,
+) -> None:
+    begin_from(tmp_path)
+    other = replace(POINT, place=CheckpointPlace("/folder", "step-000000000012"))
+    saved = replace(SAVED, point=replace(other, generation=3), epochs=())
+    with JobStore(tmp_path) as store:
+        before = store.load()
+        core = restored_core(SETTINGS, store, 0, saved)
+    assert before is not None
+    assert before.start_point is not None
+    floor = before.start_point.incarnation_floor
+    assert core.progress.start_point == replace(other, incarnation_floor=floor)
+    assert core.ledger.epochs() == ()
+
+
 @pytest.mark.parametrize("damaged", [part_name(1, 2), MANIFEST])
 def test_no_job_begins_anew_beside_checkpoints_that_are_all_damaged(
     tmp_path: Path, damaged: str

@@ -1,5 +1,6 @@
 """The coordinator's file: one process's alone, whole after any restart."""
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from psserver.coordinator.storage.job_store import (
     DATABASE,
     FORMAT_VERSION,
     WRITE_AHEAD_LOG,
+    DamagedStateError,
     JobStore,
     NotWrittenError,
 )
@@ -261,6 +263,20 @@ def test_after_a_kill_the_newest_state_is_there(tmp_path: Path) -> None:
         stored = store.load()
     assert stored is not None
     assert stored.job_seed == 7
+
+
+def test_a_database_that_is_damaged_stays_as_it_is_beside_its_log(
+    tmp_path: Path,
+) -> None:
+    """At its end SQLite merges the two."""
+    killed_job(tmp_path)
+    (tmp_path / "job.json").write_text(json.dumps({"job_id": "another"}))
+    (tmp_path / "job.sqlite").write_bytes(b"no database" * 1_000)
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+
+    with pytest.raises(DamagedStateError):
+        JobStore(tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 
 @pytest.mark.parametrize(
