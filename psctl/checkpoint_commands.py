@@ -233,7 +233,7 @@ def export(
     --checkpoint-dir runs/monday
 
     Models and optimizers go on in a plain script by load_state_dict(); see
-    docs/checkpoints.md. A Hugging Face folder has a model alone.
+    docs/formats.md. A Hugging Face folder has a model alone.
     """
     from psctl.checkpoints import export_checkpoint, export_model, opened
 

@@ -117,15 +117,17 @@ class Schedules:
                 for _ in range(min(between, then - now)):
                     each.step()
 
-    def await_script(self, taken: Sequence[int]) -> None:
-        """Leaves out the script's own steps of before `end_wait`, up to a count each.
+    def await_script(self, before: Sequence[int], taken: Sequence[int]) -> None:
+        """Leaves out steps of the script, before `end_wait`, that the job has taken.
 
         Args:
-            taken: Of each scheduler, the steps that the job has taken.
+            before: `steps` as the script has left them. A scheduler that it has loaded
+                has steps of before the job.
+            taken: Of each scheduler, the steps that the job's has taken.
         """
         if len(taken) == len(self._schedulers):
-            for each, count in zip(self._schedulers, taken, strict=True):
-                _leave_out(each, count)
+            for each, own, theirs in zip(self._schedulers, before, taken, strict=True):
+                _leave_out(each, theirs - own)
 
     def end_wait(self) -> None:
         """The script has come to where the job is: all of its steps count."""

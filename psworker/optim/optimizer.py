@@ -279,8 +279,8 @@ class PreparedOptimizer(Optimizer):
         if not (is_late and self.schedules.steps):
             return
         setattr(self, _STEP_WAS_CALLED, True)  # by the job, before this worker joined
-        taken = self._catch_up(self.schedules.steps)
-        self.schedules.await_script(taken)
+        before = self.schedules.steps
+        self.schedules.await_script(before, self._catch_up(before))
         self._is_late = True
 
     def rewind(self, *, is_late: bool) -> None:

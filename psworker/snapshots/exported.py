@@ -8,6 +8,7 @@ import torch
 
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import Manifest
+from pswire.checkpoint.registered_state import decode_states
 from pswire.torch_types import TORCH_DTYPES
 from psworker.snapshots.huggingface import write_huggingface
 from psworker.snapshots.saved_optimizers import read_optimizers
@@ -17,18 +18,20 @@ from psworker.snapshots.whole_path import written_whole
 
 
 def exported_state(folder: CheckpointFolder, manifest: Manifest) -> dict[str, Any]:
-    """State dicts by the names that models and optimizers have in the job.
+    """State by the names that models, optimizers and other objects have in the job.
 
     Raises:
         CheckpointError: A file is not as it was written, or can't be read.
     """
     snapshot = read_saved(folder, manifest)
     optimizers = read_optimizers(folder, manifest)
+    registered = folder.state(manifest)
     return {
         "models": {name: snapshot.state_dict(name) for name in snapshot.models},
         "optimizers": optimizers.state_dicts,
         "scheduler_steps": optimizers.scheduler_steps,
         "parameter_names": optimizers.parameter_names,
+        "registered": decode_states(registered) if registered else {},
         "job_id": manifest.job_id,
         "version": manifest.version,
         "clock": manifest.clock,

@@ -11,7 +11,13 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("name", "block_count"), [("getting-started.md", 3), ("data.md", 4)]
+    ("name", "block_count"),
+    [
+        ("getting-started.md", 3),
+        ("data.md", 4),
+        # What its scripts do, `test_other_formats.py` tries in one process.
+        pytest.param("formats.md", 5, marks=pytest.mark.repeat),
+    ],
 )
 def test_the_page_does_what_it_says(
     name: str, block_count: int, tmp_path: Path

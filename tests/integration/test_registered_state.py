@@ -20,6 +20,7 @@ from psserver.edge.checkpoint_interval import CheckpointInterval
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.registered_state import decode_states
 from pswire.membership import Mode, WorkerState
+from psworker.snapshots.exported import exported_state, write_state_dict
 from tests.integration.job import Crew, Job, connect
 from tests.integration.ones_worker import Worker
 
@@ -130,9 +131,13 @@ def test_the_last_checkpoint_of_a_job_has_the_state_of_its_end(tmp_path: Path) -
             crew.results()
         last = save(job)
     assert last.version == EPOCHS * 2 * STEPS_OF_EPOCH
-    assert states_of(folder_in(tmp_path), last.name) == {
-        "counts": {"steps": last.version, "ends": counts.ends}
-    }
+    folder, expected = folder_in(tmp_path), {"steps": last.version, "ends": counts.ends}
+    assert states_of(folder, last.name) == {"counts": expected}
+    write_state_dict(
+        exported_state(folder, folder.manifest(last.name)), tmp_path / "plain.pt"
+    )
+    exported = torch.load(tmp_path / "plain.pt", weights_only=True)
+    assert exported["registered"] == {"counts": expected}
 
 
 @pytest.mark.timeout(120)

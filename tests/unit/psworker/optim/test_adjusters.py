@@ -38,22 +38,28 @@ def rate_after(name: str, count: int) -> float:
 
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize(
-    ("taken", "own_count", "expected"),
+    ("loaded", "taken", "own_count", "expected"),
     [
         # Stepped with each push: none before the first one.
-        (5, 0, 5),
+        (0, 5, 0, 5),
         # With each epoch: in the middle of epoch 3, and exactly at its end.
-        (3, 3, 3),
-        (3, 4, 4),
-        (0, 1, 1),
+        (0, 3, 3, 3),
+        (0, 3, 4, 4),
+        (0, 0, 1, 1),
+        # Loaded with two steps of before the job: in its epoch 1, and at the end of 0.
+        (2, 3, 1, 3),
+        (2, 2, 1, 3),
     ],
 )
 def test_a_scripts_steps_of_epochs_that_are_over_count_once(
-    name: str, taken: int, own_count: int, expected: int
+    name: str, loaded: int, taken: int, own_count: int, expected: int
 ) -> None:
     optimizer, scheduler, schedules = made(name)
-    schedules.catch_up(schedules.steps, (taken,))
-    schedules.await_script((taken,))
+    for _ in range(loaded):
+        scheduler.step()
+    before = schedules.steps
+    schedules.catch_up(before, (taken,))
+    schedules.await_script(before, (taken,))
     for _ in range(own_count):
         scheduler.step()
     schedules.end_wait()
@@ -66,7 +72,7 @@ def test_a_scripts_steps_of_epochs_that_are_over_count_once(
 def test_a_scheduler_that_waits_is_what_it_was_to_a_script() -> None:
     _, scheduler, schedules = made("exponential")
     before = set(scheduler.state_dict())
-    schedules.await_script((2,))
+    schedules.await_script((0,), (2,))
     assert isinstance(scheduler, lr_scheduler.ExponentialLR)
     assert type(scheduler).__name__ == "ExponentialLR"
     assert set(scheduler.state_dict()) == before
