@@ -10,13 +10,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_optimizer_state_dict,
     set_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.optim import lr_scheduler
 from typer.testing import CliRunner
 
@@ -194,22 +196,24 @@ def save_huggingface(folder: Path, training: Training) -> None:
 
 
 def load_huggingface(folder: Path, training: Training) -> None:
-    reader = dcp.HuggingFaceStorageReader(str(folder))
-    dcp.load(training.model.state_dict(), storage_reader=reader)
+    reader = HuggingFaceStorageReader(str(folder))
+    load_distributed(training.model.state_dict(), storage_reader=reader)
     state = torch.load(folder / "optimizer.pt", weights_only=True)
     training.optimizer.load_state_dict(state)
 
 
 def save_dcp(folder: Path, training: Training) -> None:
     values, state = get_state_dict(training.model, training.optimizer)
-    dcp.save({"model": values, "optimizer": state}, checkpoint_id=folder / "dcp")
+    save_distributed(
+        {"model": values, "optimizer": state}, checkpoint_id=folder / "dcp"
+    )
 
 
 def load_dcp(folder: Path, training: Training) -> None:
     model, optimizer, _ = training
     values, state = get_state_dict(model, optimizer)
-    saved = {"model": values, "optimizer": state}
-    dcp.load(saved, checkpoint_id=folder / "dcp")
+    saved: dict[str, Any] = {"model": values, "optimizer": state}
+    load_distributed(saved, checkpoint_id=folder / "dcp")
     set_state_dict(
         model, optimizer, model_state_dict=values, optim_state_dict=saved["optimizer"]
     )

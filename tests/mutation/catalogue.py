@@ -2429,6 +2429,30 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a loaded scheduler's steps of before the job left out of the job's",
+        (
+            Edit(
+                f"{WORKER}/optim/adjusters.py",
+                "                _leave_out(each, theirs - own)\n",
+                "                _leave_out(each, theirs)\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/optim/test_adjusters.py::test_a_scripts_steps_of_epochs_that_are_over_count_once",
+        ),
+    ),
+    PlantedBug(
+        "an exported folder shown before it is written",
+        (
+            Edit(
+                f"{WORKER}/snapshots/whole_path.py",
+                '    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")\n',
+                "    partial = path\n",
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/snapshots/test_whole_path.py",),
+    ),
+    PlantedBug(
         "the pace of schedulers left out of a checkpoint",
         (
             Edit(
