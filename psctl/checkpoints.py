@@ -136,18 +136,20 @@ def list_checkpoints(folder: CheckpointFolder) -> tuple[dict[str, object], str]:
             manifest = folder.manifest(name)
         except (DamagedError, FormatError, MissingError) as error:
             state = _STATES[type(error)]
-            rows.append((name, state, "", "", "", ""))
+            rows.append((name, state, "", "", "", "", ""))
             listed.append({"name": name, "state": state, "problem": str(error)})
         else:
-            size = byte_text(manifest.byte_count)
-            shown = (manifest.version, manifest.clock, size, manifest.job_id)
             state = "undone" if name in undone else "complete"
+            size, written = byte_text(manifest.byte_count), _written_text(manifest)
+            shown = (manifest.version, manifest.clock, size, written, manifest.job_id)
             rows.append((name, state, *shown))
             listed.append({**_summary(manifest), "state": state, "problem": None})
     figures = {**_head(folder), "checkpoints": listed}
     if not rows:
         return figures, f"no checkpoints in {printable(folder.url)}"
-    header = ("NAME", "STATE", "VERSION", "CLOCK", "SIZE", "JOB")
+    header = ["NAME", "STATE", "VERSION", "CLOCK", "SIZE", "WRITTEN (UTC)", "JOB"]
+    if len({row[-1] for row in rows} - {""}) < 2:
+        header, rows = header[:-1], [row[:-1] for row in rows]
     return figures, aligned(header, rows, right=("VERSION", "CLOCK", "SIZE"))
 
 
@@ -206,6 +208,7 @@ def show_checkpoint(
             {"name": part.name, "byte_count": part.byte_count, "digest": part.digest}
             for part in manifest.files
         ],
+        "epochs": _epochs(manifest),
         "state_bytes": manifest.state.byte_count if manifest.state else None,
     }
     return figures, _shown(manifest)
@@ -365,6 +368,12 @@ def opened(url: str) -> CheckpointFolder:
         )
     if "://" not in url and not path.exists():
         raise CommandError(f"there is no folder {printable(url)}", ExitCode.USAGE)
+    if CheckpointName.parse(path.name) is not None:
+        raise CommandError(
+            f"{printable(url)} is one checkpoint: name the folder that it is in, and "
+            f"{path.name} beside it",
+            ExitCode.USAGE,
+        )
     try:
         return CheckpointFolder(url)
     except CheckpointError as error:
@@ -391,18 +400,36 @@ def _summary(manifest: Manifest) -> dict[str, object]:
     }
 
 
+def _written_text(manifest: Manifest) -> str:
+    return f"{datetime.fromtimestamp(manifest.created_unix_s, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _epochs(manifest: Manifest) -> dict[str, int]:
+    """The newest epoch of each loader; of other writers' jobs none is known."""
+    newest: dict[str, int] = {}
+    found = manifest.job.get("epochs")
+    for each in found if isinstance(found, list) else ():
+        match each:
+            case [str(loader), int(epoch), *_]:
+                newest[loader] = max(epoch, newest.get(loader, 0))
+    return newest
+
+
 def _shown(manifest: Manifest) -> str:
     terms = manifest.terms
-    written = datetime.fromtimestamp(manifest.created_unix_s, UTC)
     optimizers = (f"{spec.class_name} ({spec.name})" for spec in terms.first_optimizers)
     size = f"{count_text(len(terms.schema.entries), 'tensor')}, "
     lines = {
         "checkpoint": manifest.name,
         "job": manifest.job_id,
-        "written": f"{written:%Y-%m-%d %H:%M:%S} UTC by release {manifest.release}",
+        "written": f"{_written_text(manifest)} UTC by release {manifest.release}",
         "values": f"version {manifest.version}, clock {manifest.clock}, "
         f"{manifest.mode.label}"
         + ("" if manifest.is_finite else "; NOT FINITE: a job does not go on from it"),
+        "data": ", ".join(
+            f"epoch {epoch} of {loader}" for loader, epoch in _epochs(manifest).items()
+        )
+        or "none",
         "model": size + byte_text(terms.byte_count),
         "optimizers": ", ".join(optimizers) or "none",
         "files": f"{count_text(len(manifest.parts), 'part')}, "

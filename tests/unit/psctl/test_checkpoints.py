@@ -73,9 +73,10 @@ def test_all_are_listed_for_people_and_programs(
     code, ended, _ = psctl("checkpoint", "list", "--checkpoint-dir", str(root))
     lines = [line.split() for line in ended.stdout.splitlines()]
     assert code == 0
-    assert lines[0] == ["NAME", "STATE", "VERSION", "CLOCK", "SIZE", "JOB"]
+    assert lines[0] == ["NAME", "STATE", "VERSION", "CLOCK", "SIZE", "WRITTEN", "(UTC)"]
     assert lines[1] == [OLD, "damaged"]
     assert lines[2][:4] == [NEW, "complete", "500", "250"]
+    assert lines[2][-2:] == ["1970-01-01", "00:00:01"]
     assert lines[3] == [incomplete, "incomplete"]
 
     found = json_of("checkpoint", "list", "--checkpoint-dir", str(root))
@@ -85,6 +86,22 @@ def test_all_are_listed_for_people_and_programs(
     ]  # fmt: skip
     assert found["checkpoints"][1]["job_id"] == "job"
     assert "is damaged" in found["checkpoints"][0]["problem"]
+
+
+def test_jobs_are_listed_where_there_are_several(
+    root: Path, folder: CheckpointFolder
+) -> None:
+    save(folder, 900, job_id="other")
+
+    _, ended, _ = psctl("checkpoint", "list", "--checkpoint-dir", str(root))
+    lines = [line.split() for line in ended.stdout.splitlines()]
+    assert [line[-1] for line in lines] == ["JOB", "job", "job", "other"]
+
+
+def test_the_folder_of_one_checkpoint_is_no_folder_of_checkpoints(root: Path) -> None:
+    code, _, said = psctl("checkpoint", "show", "--checkpoint-dir", str(root / NEW))
+    assert code == ExitCode.USAGE
+    assert f"name the folder that it is in, and {NEW} beside it" in said
 
 
 def test_an_empty_folder_is_said_to_be_empty(tmp_path: Path) -> None:
@@ -223,7 +240,10 @@ def save_model(
         is_finite=True,
         parts=parts,
         terms=JobTerms(schema=schema, optimizers=()),
-        job={"record": {"generation": 3}},
+        job={
+            "record": {"generation": 3},
+            "epochs": [["a", 1, {}], ["a", 2, {}], ["b", 0, {}]],
+        },
     )
     folder.commit(manifest)
     return manifest
@@ -252,6 +272,18 @@ def test_values_of_a_checkpoint_load_into_the_plain_model(
         assert torch.equal(loaded.state_dict()[name], tensor), name
     with safe_open(out, "pt") as file:
         assert file.metadata()["paramserver.job"] == "job"
+
+
+def test_what_is_shown_says_where_in_the_data_it_is(tmp_path: Path) -> None:
+    folder = CheckpointFolder(str(tmp_path / "runs"))
+    folder.claim("job", "token")
+    save_model(folder, Model(), 1)
+    at = ("--checkpoint-dir", folder.url)
+
+    _, ended, _ = psctl("checkpoint", "show", *at)
+
+    assert "data        epoch 2 of a, epoch 0 of b\n" in ended.stdout
+    assert json_of("checkpoint", "show", *at)["epochs"] == {"a": 2, "b": 0}
 
 
 # Hugging Face
