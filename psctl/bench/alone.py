@@ -1,9 +1,11 @@
-"""`psctl bench step` and `psctl bench overlap`: workloads with a command of their own.
+"""`psctl bench step`, `large` and `overlap`: workloads with a command of their own.
 
 Contenders take turns within one run, so that whatever else the machine does slows all
 of them alike.
 """
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -17,8 +19,14 @@ from psctl.bench.report import spread_table
 from psctl.bench.workload import Sizes
 from psctl.bench.workloads.big_parameter import STEP
 from psctl.bench.workloads.training import overlap_of, parameter_count
+from psctl.failures import CommandError
+from psctl.folders import scratch_folder
+from psctl.processes import Children, signals_interrupt
 
 SCHEMA_VERSION: Final = 1
+
+_MIB: Final = 1 << 20
+_LARGE_TIMEOUT_S: Final = 1800.0
 
 
 def bench_step(
@@ -55,6 +63,53 @@ def step_text(figures: Mapping[str, Any]) -> str:
         f"push + apply + pull of {figures['mebibyte_count']} MiB, 1 worker, 1 shard, "
         f"one host\n{machine_text()}\n\n{table}\n\n"
         f"rpc / paramserver: {figures['torch_rpc_over_paramserver']:.2f}"
+    )
+
+
+def bench_large(mebibyte_count: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Has one shard with Adam written, and another process read it."""
+    figures: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "benchmark": "large"}
+    with (
+        signals_interrupt(),
+        scratch_folder("paramserver-bench-") as scratch,
+        Children(scratch) as children,
+    ):
+        folder = scratch / "checkpoints"
+        folder.mkdir()
+        for what, *arguments in (("write", str(mebibyte_count)), ("read",)):
+            say(f"{what}: {mebibyte_count} MiB, and their state")
+            command = ("psserver.bench.checkpoint", what, str(folder), *arguments)
+            children.start(what, command)
+            found = children.line_of(what, _LARGE_TIMEOUT_S, re.compile(r"\{.*\}"))
+            if found is None:
+                raise CommandError(f"it took more than {_LARGE_TIMEOUT_S:.0f} s")
+            children.wait_ended(what, _LARGE_TIMEOUT_S)
+            figures[what] = json.loads(found.group())
+    if figures["read"]["digest"] != figures["write"]["digest"]:
+        raise CommandError("what was read is not what was written, which is a bug")
+    return {
+        **figures,
+        "mebibyte_count": mebibyte_count,
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def large_text(figures: Mapping[str, Any]) -> str:
+    written, read = figures["write"], figures["read"]
+    mebibyte_count = written["byte_count"] / _MIB
+
+    def took(what: str, seconds: float) -> str:
+        rate = mebibyte_count / seconds
+        return f"{what} in {seconds:.1f} s ({rate:.0f} MiB/s)"
+
+    return (
+        f"{figures['mebibyte_count']} MiB with Adam, a checkpoint of "
+        f"{mebibyte_count:.0f} MiB: {took('copied', written['copied_s'])}, "
+        f"{took('written and synced', written['written_s'])}, "
+        f"{took('read', read['read_s'])}, bit for bit; reading took "
+        f"{read['beyond_byte_count'] / _MIB:.0f} MiB beside the shard's own "
+        f"{read['own_byte_count'] / _MIB:.0f} MiB\n{machine_text()}"
     )
 
 

@@ -52,7 +52,7 @@ def draw(figures: Sequence[WorkloadFigures], folder: Path) -> Path:
     axes.xaxis.set_major_formatter(ScalarFormatter())
     # Room for labels, and for both sides of the limit.
     shares = [ratio.share_of_limit or 1.0 for _, ratio in rows]
-    axes.set_xlim(min(0.5, *shares) / 1.1, max(2.0, *shares) * 2)
+    axes.set_xlim(min([0.5, *shares]) / 1.1, max([2.0, *shares]) * 2)
     axes.set_xlabel("share of the limit: up to 1, the target is met")
     path = folder / PICTURE_FILE
     figure.savefig(path, dpi=130)

@@ -153,7 +153,8 @@ def workload_text(figures: WorkloadFigures) -> str:
         return "\n\n".join([*parts, f"not measured: {figures.failure}"])
     spreads = {entry.name: figures.spread_of(entry.name) for entry in workload.entries}
     parts.append(spread_table(spreads))
-    parts.append("\n".join(ratio_text(ratio) for ratio in figures.ratios))
+    if workload.targets:
+        parts.append("\n".join(ratio_text(ratio) for ratio in figures.ratios))
     unable = [f"{name} did not run: {why}" for name, why in figures.cannot.items()]
     return "\n\n".join([*parts, *unable])
 
@@ -203,6 +204,8 @@ def report_table(report: BenchReport) -> str:
             for entry in figures.workload.entries
             for spread in [figures.spread_of(entry.name)]
         )
+        if not figures.workload.targets:
+            lines.append(f"| `{figures.workload.name}` | {medians} | - | none | |")
         for ratio in figures.ratios:
             measured, verdict = "-", f"not measured: {ratio.why_not}"
             if ratio.measured is not None:

@@ -13,6 +13,13 @@ from psctl.bench.workloads.big_parameter import (
     SHARDS,
     STEP,
 )
+from psctl.bench.workloads.checkpoints import (
+    READERS,
+    RECOVERY,
+    RESTORE,
+    SAVE,
+    SAVING,
+)
 from psctl.bench.workloads.checks import CHECKS, CHECKS_ON_ONE_HOST
 from psctl.bench.workloads.small_model import RATE, SMALL
 from psctl.bench.workloads.training import DDP, OVERLAP
@@ -43,6 +50,11 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
     CHECKS,
     CHECKS_ON_ONE_HOST,
     LINK,
+    SAVE,
+    RESTORE,
+    SAVING,
+    READERS,
+    RECOVERY,
 )
 """Of `psctl bench all`, in the order in which they are measured."""
 

@@ -142,6 +142,7 @@ class Ground:
         mode: str = "bsp",
         name: str = "job",
         places: Sequence[ShardPlace] = (),
+        options: Sequence[str] = (),
     ) -> str:
         """Starts a coordinator and its shards; the coordinator's address.
 
@@ -157,6 +158,7 @@ class Ground:
             shard_count=shard_count,
             worker_count=worker_count,
             mode=mode,
+            options=options,
             environment=self.environment,
             prefix=f"{name} ",
             places=places,

@@ -33,7 +33,13 @@ _TOLERANCE: Final = 1e-4
 
 
 class ShardApply:
-    """One shard with one parameter, updated chunk by chunk by the shard's threads."""
+    """One shard with one parameter, updated chunk by chunk by the shard's threads.
+
+    Attributes:
+        terms: Of its job.
+        placement: Its chunks.
+        engine: What it holds.
+    """
 
     def __init__(self, first: torch.Tensor, optimizer: torch.optim.Adam) -> None:
         """Takes the first values.
@@ -54,15 +60,13 @@ class ShardApply:
             hyperparameter_names=SUPPORTED["Adam"].names,
             groups=(ParameterGroup((0,), self._hyperparameters[0]),),
         )
-        placement = place(schema, 1)
-        self._chunks = placement.chunks
-        self._engine = ApplyEngine(
-            JobTerms(schema=schema, optimizers=(spec,)), placement, 0
-        )
-        self._engine.begin_seed()
-        for chunk in self._chunks:
-            self._engine.write_seed(chunk.index, buffer_of(_part(first, chunk)))
-        self._engine.commit_seed()
+        self.terms = JobTerms(schema=schema, optimizers=(spec,))
+        self.placement = place(schema, 1)
+        self.engine = ApplyEngine(self.terms, self.placement, 0)
+        self.engine.begin_seed()
+        for chunk in self.placement.chunks:
+            self.engine.write_seed(chunk.index, buffer_of(_part(first, chunk)))
+        self.engine.commit_seed()
         self._threads = ThreadPoolExecutor(usable_thread_count())
 
     def apply(self, gradient: torch.Tensor) -> None:
@@ -73,7 +77,7 @@ class ShardApply:
                 presence=(True,),
                 data=buffer_of(_part(gradient, chunk)),
             )
-            self._engine.apply(
+            self.engine.apply(
                 chunk.index,
                 optimizer=_OPTIMIZER,
                 contributions=[contribution],
@@ -81,7 +85,7 @@ class ShardApply:
                 hyperparameters=self._hyperparameters,
             )
 
-        for _ in self._threads.map(update, self._chunks):
+        for _ in self._threads.map(update, self.placement.chunks):
             pass
 
     def values(self) -> torch.Tensor:
@@ -89,10 +93,10 @@ class ShardApply:
         return torch.cat(
             [
                 tensor_from_buffer(
-                    memoryview(self._engine.vectors.read(chunk.index)),
+                    memoryview(self.engine.vectors.read(chunk.index)),
                     chunk.element_type,
                 )
-                for chunk in self._chunks
+                for chunk in self.placement.chunks
             ]
         )
 

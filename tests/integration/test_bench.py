@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.doubles.children import Nursery
 
 
@@ -88,3 +90,31 @@ def test_a_workload_of_several_processes_is_measured_into_files(
     }
     assert "allreduce2: " in done.stderr
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.repeat
+def test_a_large_model_is_saved_and_restored(nursery: Nursery, tmp_path: Path) -> None:
+    done = nursery.run(
+        *("-m", "psctl", "bench", "large", "--json", "--mib", "8"),
+        environment={"TMPDIR": str(tmp_path)},
+        launches=True,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["read"]["own_byte_count"] >= 3 * 8 << 20
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.repeat
+@pytest.mark.timeout(280)
+def test_recovery_is_measured(nursery: Nursery, tmp_path: Path) -> None:
+    done = nursery.run(
+        *("-m", "psctl", "bench", "all", "--json", "--only", "recovery"),
+        *("--repetitions", "2", "--parameters", "100000", "--out", str(tmp_path)),
+        environment={},
+        launches=True,
+        timeout_s=250,
+    )
+    assert done.returncode == 0, done.stderr
+    (workload,) = json.loads(done.stdout)["workloads"]
+    assert workload["failure"] is None

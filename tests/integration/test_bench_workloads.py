@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,15 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import uvloop
-from torch import distributed
+from torch import distributed, nn
 from typer.testing import CliRunner
 
 import psserver.bench.apply
+import psserver.bench.checkpoint
 from psctl.__main__ import app
 from psctl.bench.bare_stream import serve
 from psctl.bench.machine import free_port
 from psctl.bench.member import measure
+from psctl.bench.slow_readers import read_once
 from psctl.bench.suite import WORKLOADS, workload_named
 from psctl.bench.workload import Member, Sizes
 from psctl.bench.workloads.big_parameter import LEARNING_RATE
@@ -26,7 +30,8 @@ from psserver.bench.dedupe import push_durations_s
 from pswire.exit_codes import ExitCode
 from pswire.membership import Mode
 from psworker import event_loop
-from tests.integration.job import Job
+from psworker.transport.control_client import ControlClient
+from tests.integration.job import Job, connect
 
 SIZES = Sizes(
     mebibyte_count=1,
@@ -37,7 +42,7 @@ SIZES = Sizes(
 )
 
 # Measured by a process of its own kind; see below.
-ELSEWHERE = {"apply"}
+ELSEWHERE = {"apply", "save", "restore", "recovery"}
 
 # Torch's RPC joins once in a process: `test_bench.py` has it in one of its own.
 RPC = "torch_rpc"
@@ -71,9 +76,26 @@ def bare_stream_served(port: int) -> Iterator[None]:
     assert serving.cancelled()
 
 
-def started_job(folder: Path, shard_count: int, mode: Mode) -> Job:
+def started_job(
+    folder: Path, shard_count: int, mode: Mode, checkpoint_url: str | None = None
+) -> Job:
     folder.mkdir()
-    return Job(folder, shard_count=shard_count, mode=mode, sockets=True)
+    return Job(
+        folder,
+        shard_count=shard_count,
+        mode=mode,
+        sockets=True,
+        checkpoint_url=checkpoint_url,
+    )
+
+
+@contextmanager
+def stopped_process() -> Iterator[int]:
+    """A process in place of the readers, which a workload stops and lets go on."""
+    process = subprocess.Popen(["sleep", "300"])
+    yield process.pid
+    process.kill()
+    process.wait()
 
 
 @pytest.mark.usefixtures("group")
@@ -97,6 +119,12 @@ def test_a_workload_measures_its_contenders_and_compares_their_values(
             for each in addresses:
                 own = stack.enter_context(started_job(tmp_path / each, 1, mode))
                 addresses[each] = own.address
+        beside = job.address
+        if name in ("saving", "readers"):
+            url = str(tmp_path / "checkpoints")
+            with_checkpoints = started_job(tmp_path / name, 1, mode, url)
+            beside = stack.enter_context(with_checkpoints).address
+        stopped = stack.enter_context(stopped_process())
         bare_port = free_port()
         if name == "exchange":
             stack.enter_context(bare_stream_served(bare_port))
@@ -109,6 +137,10 @@ def test_a_workload_measures_its_contenders_and_compares_their_values(
             "two_shards": second.address,
             "dedupe_s": "0.001",
             "bare": str(bare_port),
+            "alone": job.address,
+            "saving": beside,
+            "readers": beside,
+            "pid": str(stopped),
             **addresses,
         }
         member = Member(rank=0, count=1, sizes=SIZES, places=places, stack=stack)
@@ -143,6 +175,44 @@ def test_an_apply_that_computes_something_else_is_no_figure(
     )
     with pytest.raises(AssertionError, match="shard and fused computed different"):
         psserver.bench.apply.measure(1000, 2, 0)
+
+
+@pytest.mark.parametrize("name", ["save", "restore"])
+def test_a_shards_checkpoint_is_measured_beside_safetensors(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"sizes": SIZES.to_json(), "warm_up_count": 1}
+    psserver.bench.checkpoint.main(name, "0", json.dumps(settings))
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    names = [line["contender"] for line in lines]
+    wanted = [entry.name for entry in workload_named(name).entries]
+    assert sorted(names) == sorted(2 * wanted)
+    assert min(line["seconds"] for line in lines) > 0
+
+
+def test_a_large_shard_is_read_as_it_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    psserver.bench.checkpoint.main("write", str(tmp_path), "2")
+    psserver.bench.checkpoint.main("read", str(tmp_path))
+    written, read = map(json.loads, capsys.readouterr().out.splitlines())
+    assert read["digest"] == written["digest"]
+    assert read["byte_count"] == written["byte_count"] > read["own_byte_count"]
+    assert read["own_byte_count"] >= 3 * 2 << 20
+
+
+def test_slow_readers_read_all_of_a_snapshot(tmp_path: Path) -> None:
+    async def read(address: str) -> int:
+        coordinator = ControlClient(address)
+        try:
+            return await read_once(coordinator, 1e9)
+        finally:
+            await coordinator.close()
+
+    with started_job(tmp_path / "job", 2, Mode.BSP) as job, connect(job, "w0") as ps:
+        model = nn.Linear(1000, 3)
+        ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        assert asyncio.run(read(job.address)) == 4 * 3003
 
 
 def test_the_table_of_pushes_is_measured_for_each_push() -> None:

@@ -41,18 +41,23 @@ def parameter_count(sizes: Sizes) -> int:
     return layer_count(sizes) * _WIDTH * (_WIDTH + 1)
 
 
-class _Training:
+_SGD: Final = partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
+
+
+class Training:
     """The same model in each member, and a batch of each member's own."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(
+        self,
+        member: Member,
+        optimizer_of: Callable[..., torch.optim.Optimizer] = _SGD,
+    ) -> None:
         torch.manual_seed(_SEED)
         layers: list[nn.Module] = []
         for _ in range(layer_count(member.sizes)):
             layers += [nn.Linear(_WIDTH, _WIDTH), nn.ReLU()]
         self.model: Any = nn.Sequential(*layers)
-        self.optimizer: Any = torch.optim.SGD(
-            self.model.parameters(), lr=1e-3, momentum=0.9
-        )
+        self.optimizer: Any = optimizer_of(self.model.parameters())
         generator = torch.Generator().manual_seed(_SEED + member.rank)
         self._inputs = torch.randn(member.sizes.batch_size, _WIDTH, generator=generator)
 
@@ -75,9 +80,9 @@ class _Training:
 
 def _in_job(
     place: str, *, overlap: bool, member: Member
-) -> "tuple[_Training, Connection]":
+) -> "tuple[Training, Connection]":
     ps = member.connect(place)
-    training = _Training(member)
+    training = Training(member)
     training.model, training.optimizer = ps.prepare(
         training.model, training.optimizer, overlap=overlap
     )
@@ -85,7 +90,7 @@ def _in_job(
 
 
 def _samples(
-    member: Member, training: _Training, ps: "Connection | None" = None
+    member: Member, training: Training, ps: "Connection | None" = None
 ) -> Contender:
     return Contender(
         training.steps(_STEP_COUNT, ps),
@@ -99,7 +104,7 @@ def _overlapped_samples(member: Member) -> Contender:
 
 
 def _ddp_samples(member: Member) -> Contender:
-    training = _Training(member)
+    training = Training(member)
     training.model = DistributedDataParallel(training.model)
     return _samples(member, training)
 
@@ -125,7 +130,7 @@ DDP: Final = Workload(
 
 def _steps_alone(member: Member) -> Contender:
     count = member.sizes.call_count
-    return Contender(_Training(member).steps(count, None), amount=count)
+    return Contender(Training(member).steps(count, None), amount=count)
 
 
 def _steps_in_job(place: str, overlap: bool, member: Member) -> Contender:

@@ -159,7 +159,7 @@ class CheckpointParts:
     ) -> None:
         try:
             part, is_finite = await in_thread(
-                partial(_written_part, image, place, self._part_name)
+                partial(written_part, image, place, self._part_name)
             )
             self._written = PartReport(snapshot_id, part, is_finite=is_finite)
         except CheckpointError as error:
@@ -174,9 +174,10 @@ class CheckpointParts:
         self._report(self._written)
 
 
-def _written_part(
+def written_part(
     image: ShardImage, place: CheckpointPlace, part_name: str
 ) -> tuple[FilePart, bool]:
+    """Writes a part; returns it, and whether its values are finite."""
     is_finite = image.is_finite
     part = CheckpointFolder(place.url).write_part(
         place.name, part_name, image.tensors(), image.metadata()

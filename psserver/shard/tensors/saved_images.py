@@ -7,7 +7,7 @@ it is made of. Its calls wait for a disk or a store.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from psserver.shard.core.core_image import CoreImage
 from psserver.shard.tensors.chunk_image import ChunkImage
@@ -19,9 +19,13 @@ from pswire.checkpoint.errors import CheckpointError, DamagedError
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.checkpoint.recut import Recut
+from pswire.freed_memory import give_back_freed_memory
 from pswire.placement import Chunk
 from pswire.reasons import Refusal
 from pswire.schema import ModelSchema
+
+_FREED_BYTES_MAX: Final = 16 << 20
+"""Values of which the memory is free again, after which the system gets it back."""
 
 
 class SavedImages:
@@ -54,6 +58,7 @@ class SavedImages:
         self._open = ExitStack()
         self._parts: dict[int, PartOfImage] = {}
         self._sources: dict[int, Source] = {}
+        self._freed_byte_count = 0
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +91,10 @@ class SavedImages:
         self._sources = {
             index: self._sources.get(index) or self._source(index) for index in needed
         }
+        self._freed_byte_count += chunk.byte_count
+        if self._freed_byte_count >= _FREED_BYTES_MAX:
+            self._freed_byte_count = 0
+            give_back_freed_memory()
         return put_together(chunk, runs, self._sources, self._declared)
 
     def _source(self, chunk_index: int) -> Source:

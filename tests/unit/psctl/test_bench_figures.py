@@ -16,6 +16,7 @@ from psctl.bench.figures import (
     turn_order,
 )
 from psctl.bench.member import DifferentValuesError, check_values
+from psctl.bench.picture import draw
 from psctl.bench.report import (
     BenchReport,
     report_json,
@@ -154,6 +155,17 @@ def test_the_report_has_every_duration_and_verdict() -> None:
     assert "| 2.00 (2.00 to 2.00) | ours at most 1.1 x" in report_table(report)
 
 
+def test_a_workload_without_a_target_has_its_figures(tmp_path: Path) -> None:
+    workload = workload_named("restore")
+    durations = {entry.name: [0.001, 0.003] for entry in workload.entries}
+    report = report_of(WorkloadFigures(workload=workload, durations_s=durations))
+    assert "| `restore` | shard 2.00, load_file 2.00 | - | none | |" in report_table(
+        report
+    )
+    assert "shard           2.00" in report_text(report)
+    assert draw(report.figures, tmp_path).exists()
+
+
 def report_of(made: WorkloadFigures) -> BenchReport:
     return BenchReport(
         arguments=("psctl", "bench", "all"),
@@ -230,7 +242,7 @@ def test_the_list_tells_contenders_targets_and_how_long_they_take() -> None:
     assert "target: paramserver at most 0.95 x the time of bare_stream" in text
     assert "\nallreduce4 (about 25 s): BSP step of one big parameter" in text
     assert text.endswith(
-        "\nAll together take about 5 minutes on two cores, with the "
+        "\nAll together take about 15 minutes on two cores, with the "
         "default sizes and repetitions.\n"
     )
     listed = json.loads(CliRunner().invoke(app, ["bench", "list", "--json"]).output)

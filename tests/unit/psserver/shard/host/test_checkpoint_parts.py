@@ -259,7 +259,7 @@ async def test_a_shard_ends_while_a_part_is_written(
     await parts.copy(7)
     go_on = threading.Event()
     with mock.patch.object(
-        checkpoint_parts, "_written_part", side_effect=lambda *_: go_on.wait()
+        checkpoint_parts, "written_part", side_effect=lambda *_: go_on.wait()
     ):
         parts.parts.write(7, CheckpointPlace(str(tmp_path), NAME))
         await asyncio.sleep(0)
