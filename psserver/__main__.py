@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from psserver.config import (
+    SHARD_INDEX,
     THREAD_COUNT,
     ListenConfig,
     ShardConfig,
@@ -116,6 +117,16 @@ def shard(
             help="Where workers reach this shard, if not where it listens.",
         ),
     ] = None,
+    index: Annotated[
+        int | None,
+        number_option(
+            allowed=SHARD_INDEX,
+            metavar="N",
+            help="Which shard of the job it shall be, if that place is free; any by "
+            "default.",
+            show_default=False,
+        ),
+    ] = None,
     threads: Annotated[
         int,
         number_option(
@@ -132,6 +143,7 @@ def shard(
         coordinator=coordinator,
         advertise=advertise,
         state_dir=state_dir,
+        index=index,
         thread_count=threads,
         history=history,
     )

@@ -43,6 +43,7 @@ LEASE_TTL_S = NumberRange(
     "none that others wait for; 1 finds a lost process soonest, 10 forgives more",
 )
 SHARD_COUNT = NumberRange(1, SHARD_COUNT_MAX)
+SHARD_INDEX = NumberRange(0, SHARD_COUNT_MAX - 1)
 WORKERS_MIN = NumberRange(1, WORKER_COUNT_MAX)
 BACKUP_WORKER_COUNT = NumberRange(0, WORKER_COUNT_MAX)
 STALENESS_BOUND = NumberRange(
@@ -350,6 +351,7 @@ class ShardConfig:
         coordinator: Where the coordinator is.
         advertise: Where workers reach it; None for where it listens.
         state_dir: Folder of its durable state.
+        index: Place in the job that it asks for, and gets if it is free; None for any.
         thread_count: Threads that apply updates.
         history: Where it writes its history, see `pswire.history`; empty for none.
         shares_memory: Whether tensors of workers on this machine go through memory that
@@ -360,6 +362,7 @@ class ShardConfig:
     coordinator: Address
     advertise: Address | None
     state_dir: Path
+    index: int | None = None
     thread_count: int = field(default_factory=usable_thread_count)
     history: str = ""
     shares_memory: bool = field(
@@ -379,6 +382,8 @@ class ShardConfig:
                 "say with --advertise HOST:PORT which one workers shall use"
             )
         _check("--threads", THREAD_COUNT, self.thread_count)
+        if self.index is not None:
+            _check("--index", SHARD_INDEX, self.index)
 
     @property
     def unreachable_text(self) -> str:

@@ -9,6 +9,7 @@ import signal
 import sys
 
 from psserver.config import ConfigurationError, CoordinatorConfig, OptionError
+from psserver.edge.coordinator_settings import ShardLossPolicy
 from psserver.edge.ending import JobFailedError
 from psserver.edge.lifecycle import DRAIN_TIMEOUT_S, LAST_CHECKPOINT_S, print_line, stay
 from pswire.addresses import Address
@@ -19,9 +20,16 @@ log = logging.getLogger("psserver.local")
 
 PR_SET_PDEATHSIG = 1
 
-SHARD_LIFE_S = 5.0
-"""Shortest life of a shard that is started again: what kills one at its start, as too
-little memory does, would kill it for ever."""
+SHORT_LIFE_S = 5.0
+"""A shard that is killed before has not come to load a checkpoint, or dies of it."""
+
+SHORT_LIVES_MAX = 5
+"""Short lives of a shard in a row, after which the job ends: what kills it each time,
+as too little memory does, would kill it for ever."""
+
+PAUSE_S = 1.0
+"""Before a shard is started again after a short life; each time in a row twice as
+long."""
 
 
 async def run_local(
@@ -91,43 +99,87 @@ async def _supervise(
             f"--coordinator={address}",
             f"--listen={shard_listen(config.listen.address)}",
             f"--state-dir={config.state_dir / f'shard-{index}'}",
+            f"--index={index}",
             *common,
         )
         for index in range(config.shard_count)
     ]
     children += [await _start(*arguments) for arguments in shards]
-    loop = asyncio.get_running_loop()
-    began_s = [loop.time()] * len(children)
-    while True:
-        index, code = await _first_end(children)
-        name = f"shard {index - 1}" if index else "the coordinator"
-        is_killed = code < 0 and loop.time() - began_s[index] >= SHARD_LIFE_S
-        if not (index and is_killed and config.checkpoint_url):
-            raise JobFailedError(f"{name} ended with code {code}")
-        log.warning(
-            "%s was killed by signal %d and is started again: the job returns to its "
-            "newest checkpoint",
-            *(name, -code),
+    returns = (
+        config.checkpoint_url is not None
+        and config.shard_loss_policy is not ShardLossPolicy.FAIL
+    )
+    duties = [asyncio.create_task(_end_of("the coordinator", coordinator))]
+    duties += [
+        asyncio.create_task(
+            _keep_shard(index, arguments, children, is_started_again=returns)
         )
-        children[index] = await _start(*shards[index - 1])
-        began_s[index] = loop.time()
+        for index, arguments in enumerate(shards)
+    ]
+    try:
+        await asyncio.gather(*duties)
+    finally:
+        for duty in duties:
+            duty.cancel()
+        await asyncio.gather(*duties, return_exceptions=True)
+
+
+async def _end_of(name: str, child: asyncio.subprocess.Process) -> None:
+    code = await child.wait()
+    raise JobFailedError(f"{name} {_ended_text(code)}")
+
+
+async def _keep_shard(
+    index: int,
+    arguments: tuple[str, ...],
+    children: list[asyncio.subprocess.Process],
+    *,
+    is_started_again: bool,
+) -> None:
+    """Starts a shard again each time that it is killed, as long as that may help.
+
+    Args:
+        index: Which shard.
+        arguments: Of its command line.
+        children: All processes: the coordinator, then shards by index.
+        is_started_again: Whether the job goes on without the values of a killed one.
+
+    Raises:
+        JobFailedError: It ended by itself, or lives too short each time.
+    """
+    loop = asyncio.get_running_loop()
+    short_count = 0
+    while True:
+        began_s = loop.time()
+        code = await children[1 + index].wait()
+        ended = f"shard {index} {_ended_text(code)}"
+        if code >= 0 or not is_started_again:
+            raise JobFailedError(ended)
+        is_short = loop.time() - began_s < SHORT_LIFE_S
+        short_count = short_count + 1 if is_short else 0
+        if short_count >= SHORT_LIVES_MAX:
+            raise JobFailedError(
+                f"{ended}, {short_count} times in a row within {SHORT_LIFE_S:g} s of "
+                "its start: see the log of the machine for what kills it, such as too "
+                "little memory"
+            )
+        pause_s = PAUSE_S * 2 ** (short_count - 1) if is_short else 0.0
+        when = f"in {pause_s:g} s" if pause_s else "now"
+        log.warning(
+            "%s: it is started again %s, and the job returns to its newest checkpoint",
+            *(ended, when),
+        )
+        await asyncio.sleep(pause_s)
+        children[1 + index] = await _start(*arguments)
+
+
+def _ended_text(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
 
 def shard_listen(coordinator: Address) -> Address:
     """Where shards listen: whoever reaches the coordinator reaches them too."""
     return Address("127.0.0.1" if coordinator.is_loopback else coordinator.host, 0)
-
-
-async def _first_end(children: list[asyncio.subprocess.Process]) -> tuple[int, int]:
-    """Waits for the end of a child; its index, and its exit code."""
-    waits = [asyncio.create_task(child.wait()) for child in children]
-    try:
-        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        index = waits.index(next(iter(done)))
-        return index, waits[index].result()
-    finally:
-        for wait in waits:
-            wait.cancel()
 
 
 async def _start(*arguments: str) -> asyncio.subprocess.Process:

@@ -31,7 +31,7 @@ from psserver.edge.lifecycle import (
     stop,
 )
 from psserver.edge.server import ServerKind, make_server
-from psserver.edge.state_folder import held_folder
+from psserver.edge.state_folder import held_checkpoints, held_folder
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.keepalive import coordinator_keepalive
 
@@ -63,11 +63,15 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         JobFailedError: The job can't go on.
     """
     config.validate()
-    with held_folder(config.state_dir), JobStore(config.state_dir) as store:
-        settings = config.job_settings(job_id=new_job_id(), job_seed=config.job_seed)
+    settings = config.job_settings(job_id=new_job_id(), job_seed=config.job_seed)
+    url = settings.checkpoints.url if settings.checkpoints is not None else ""
+    with (
+        held_folder(config.state_dir),
+        held_checkpoints(url),
+        JobStore(config.state_dir) as store,
+    ):
         folder = saved = None
-        if settings.checkpoints is not None:
-            url = settings.checkpoints.url
+        if url:
             folder = CheckpointFolder(url)
             # A job that has started goes on with its shards, if they live.
             saved = newest_saved(folder, url, verifies=not store.has_record)

@@ -117,10 +117,15 @@ async def _serve(
     """
     async with aio_channel(str(config.coordinator), ChannelKind.CONTROL) as channel:
         client = CoordinatorClient(channel, str(config.coordinator))
+        index = config.index
         while True:
             place = await client.register(
-                process_id=uuid.uuid4().hex, address=address, memory=usable_memory()
+                process_id=uuid.uuid4().hex,
+                address=address,
+                memory=usable_memory(),
+                wanted_index=index,
             )
+            index = place.shard_index
             log.info("shard %d of job %s", place.shard_index, place.settings.job_id)
             host = ShardHost(
                 shard_index=place.shard_index,
@@ -148,7 +153,8 @@ async def _serve(
                 if refusal.reason is not ErrorReason.SHARD_INCARNATION_STALE:
                     raise
                 log.warning(
-                    "this start of shard %d is over, and its values with it: %s",
+                    "shard %d gives up its values and asks for a place again, since "
+                    "the job returns to a checkpoint: %s",
                     *(host.shard_index, refusal.message),
                 )
             await health.set(SERVICE, health_messages.HealthCheckResponse.NOT_SERVING)

@@ -531,7 +531,8 @@ class Session:
         if self._silent_since is not None:
             return f"{self.control.peer}, lost {now() - self._silent_since:.0f} s ago"
         is_started = self.membership.record is not None
-        return f"the coordinator to {'take this worker in' if is_started else 'start'}"
+        what = "take this worker in" if is_started else "start the job"
+        return f"the coordinator to {what}"
 
     async def _watch(self) -> None:
         """Keeps the watch open: it is the sign of life."""

@@ -472,9 +472,8 @@ def test_a_job_whose_coordinators_state_is_damaged_is_formed_in_the_same_process
         assert log.count("is over: of 48 positions 48 seen once") == EPOCHS
 
 
-def shards_of(local: Child) -> list[int]:
-    """Process ids of the shards that `psserver local` has started."""
-    found = []
+def shard_of(local: Child, index: int) -> int | None:
+    """Process id of a shard that `psserver local` has started, if it runs."""
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
@@ -483,13 +482,14 @@ def shards_of(local: Child) -> list[int]:
             line = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # it has ended
-        if parent == local.pid and b"shard" in line:
-            found.append(int(folder.name))
-    return sorted(found)
+        if parent == local.pid and f"--index={index}".encode() in line:
+            return int(folder.name)
+    return None
 
 
 @pytest.mark.timeout(300)
 def test_local_starts_a_killed_shard_again(nursery: Nursery, tmp_path: Path) -> None:
+    """Also one that is killed again as soon as it is there."""
     address = str(free_address())
     local = nursery.start(
         "local",
@@ -507,12 +507,19 @@ def test_local_starts_a_killed_shard_again(nursery: Nursery, tmp_path: Path) -> 
     )
     try:
         wait_until(lambda: len(worker.events("step")) >= 12, "twelve steps", 90)
-        shards = shards_of(local)
-        assert len(shards) == 2
-        os.kill(shards[1], signal.SIGKILL)
+        first = shard_of(local, 1)
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: shard_of(local, 1) not in (None, first), "a new one", 30)
+        again = shard_of(local, 1)
+        assert again is not None
+        os.kill(again, signal.SIGKILL)
         assert worker.wait_end(90) == 0
         assert "the job has returned to checkpoint" in worker.log
-        assert "was killed by signal 9 and is started again" in local.log
+        assert "shard 1 was killed by signal 9: it is started again now" in local.log
+        assert "shard 1 was killed by signal 9: it is started again in 1 s" in local.log
+        assert "is trained again: shard 1 was lost" in local.log
+        assert "shard 0 (lost" not in local.log
         assert len(worker.events("end")) == 1
     except AssertionError as error:
         error.add_note(f"{local.log[-6000:]}\n{worker.log}")

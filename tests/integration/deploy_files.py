@@ -32,18 +32,19 @@ class Unit:
                 settings[key] = value
         return cls(settings)
 
-    def command(self, variables: Mapping[str, str]) -> list[str]:
+    def command(self, variables: Mapping[str, str], *, instance: str = "") -> list[str]:
         """The command of `ExecStart=`, as systemd would expand it.
 
         Args:
             variables: What an `EnvironmentFile=` says, and `STATE_DIRECTORY`.
+            instance: What comes after the `@` in the name of the service.
         """
         environment = dict(
             word.split("=", 1) for word in shlex.split(self.settings["Environment"])
         )
         environment |= variables
         words = []
-        for word in self.settings["ExecStart"].split():
+        for word in self.settings["ExecStart"].replace("%i", instance).split():
             if re.fullmatch(r"\$\w+", word):
                 words += environment[word[1:]].split()
             else:

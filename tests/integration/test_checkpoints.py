@@ -237,13 +237,18 @@ def test_a_folder_that_another_job_uses_is_refused(tmp_path: Path) -> None:
         with Crew(dict.fromkeys("ab", lambda name: train(job, name, None))) as crew:
             crew.results()
         wait_newest(job)
-        with Job(tmp_path / "other"):
-            pass
         with (
-            pytest.raises(StateFolderError, match="and the checkpoints are of job"),
+            pytest.raises(StateFolderError, match="the job you want, it runs already"),
             Job(tmp_path / "other", checkpoint_url=str(tmp_path / "checkpoints")),
         ):
             raise AssertionError("it has started")
+    with Job(tmp_path / "other"):
+        pass
+    with (
+        pytest.raises(StateFolderError, match="and the checkpoints are of job"),
+        Job(tmp_path / "other", checkpoint_url=str(tmp_path / "checkpoints")),
+    ):
+        raise AssertionError("it has started")
 
 
 def test_a_folder_that_can_not_be_written_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from psserver.edge.lifecycle import LAST_CHECKPOINT_S
 from tests.doubles.children import Nursery
 from tests.integration.deploy_files import (
     SCRIPTS,
@@ -149,7 +150,7 @@ def test_units_start_a_job_and_sigterm_ends_it(
             "PS_COORDINATOR": address,
             "STATE_DIRECTORY": str(tmp_path / f"shard-{index}"),
         }
-        command = SHARD.command(variables)
+        command = SHARD.command(variables, instance=str(index))
         daemons.start(f"shard-{index}", command)
     variables = {"PS_LISTEN": address, "STATE_DIRECTORY": str(tmp_path / "state")}
     daemons.start("coordinator", COORDINATOR.command(variables))
@@ -195,6 +196,14 @@ def test_units_keep_rights_small(unit: Unit) -> None:
         assert unit.settings[setting] == "yes"
     assert unit.settings["CapabilityBoundingSet"] == ""
     assert unit.settings["Type"] == "notify"
+
+
+def test_units_leave_time_for_a_last_checkpoint() -> None:
+    """And shards are stopped after the coordinator, which asks them for it."""
+    for unit in (COORDINATOR, SHARD):
+        assert unit.settings["KillMode"] == "mixed"
+    assert float(COORDINATOR.settings["TimeoutStopSec"]) > LAST_CHECKPOINT_S
+    assert SHARD.settings["Before"] == "psserver-coordinator.service"
 
 
 @pytest.mark.skipif(

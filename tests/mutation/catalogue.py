@@ -2404,6 +2404,19 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "the places of shards that live are shuffled in a return to a checkpoint",
+        (
+            Edit(
+                f"{JOB_CORE}/shard_map.py",
+                "                not s.was_lost,\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_start_point.py::test_shards_that_live_get_their_places_again_and_a_new_one_that_of_the_lost",
+        ),
+    ),
+    PlantedBug(
         "schedulers stay where they are when the job returns to a checkpoint",
         (
             Edit(

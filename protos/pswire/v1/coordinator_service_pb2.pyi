@@ -69,6 +69,7 @@ class RegisterShardRequest(google.protobuf.message.Message):
     ADDRESS_FIELD_NUMBER: builtins.int
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
     MEMORY_SCOPE_FIELD_NUMBER: builtins.int
+    WANTED_INDEX_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of this protocol that the sender speaks."""
     process_id: builtins.str
@@ -81,6 +82,10 @@ class RegisterShardRequest(google.protobuf.message.Message):
     """
     memory_scope: builtins.str
     """Names that machine and control group: shards with the same one share the memory."""
+    wanted_index: builtins.int
+    """Position in the shard map that it asks for, and gets if it is free. Not set for
+    any: then one that was lost comes first.
+    """
     def __init__(
         self,
         *,
@@ -89,8 +94,11 @@ class RegisterShardRequest(google.protobuf.message.Message):
         address: builtins.str = ...,
         memory_bytes: builtins.int = ...,
         memory_scope: builtins.str = ...,
+        wanted_index: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "memory_bytes", b"memory_bytes", "memory_scope", b"memory_scope", "process_id", b"process_id", "protocol_version", b"protocol_version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_wanted_index", b"_wanted_index", "wanted_index", b"wanted_index"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_wanted_index", b"_wanted_index", "address", b"address", "memory_bytes", b"memory_bytes", "memory_scope", b"memory_scope", "process_id", b"process_id", "protocol_version", b"protocol_version", "wanted_index", b"wanted_index"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_wanted_index", b"_wanted_index"]) -> typing.Literal["wanted_index"] | None: ...
 
 global___RegisterShardRequest = RegisterShardRequest
 

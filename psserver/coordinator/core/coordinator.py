@@ -199,6 +199,7 @@ class CoordinatorCore:
         address: str,
         now_ms: int,
         memory: MemoryGrant = NO_GRANT,
+        wanted_index: int | None = None,
     ) -> ShardSlot:
         """Gives a shard its place.
 
@@ -217,6 +218,7 @@ class CoordinatorCore:
             can_replace=self.record is None,
             now_ms=now_ms,
             memory=memory,
+            wanted_index=wanted_index,
         )
         if slot is not known:
             try:
@@ -803,7 +805,7 @@ class CoordinatorCore:
         names = ", ".join(slot.state_text(now_ms) for slot in away)
         raise Refusal(
             ErrorReason.RECOVERING,
-            f"all places are taken, and away is {names}: if it does not come back, "
+            f"all places are taken; if {names} does not come back, "
             f"the job returns to {way_back.point} and has places for new shards",
             cure="wait, which takes a few seconds",
         )
@@ -824,8 +826,8 @@ class CoordinatorCore:
             now_ms >= self._shards_back_ms
             and self.shards.are_replaced(now_ms, self.settings.reconnect_grace_ms)
         ):
-            names = " and ".join(slot.state_text(now_ms) for slot in away)
-            self.progress.return_to(way_back, f"away is {names}", now_ms)
+            reason = " and ".join(slot.loss_text(now_ms) for slot in away)
+            self.progress.return_to(way_back, reason, now_ms)
 
     def _returns_to(self, away: Iterable[ShardSlot]) -> SavedJob | None:
         """Where the job goes on if these shards don't come back, None if it fails.

@@ -75,6 +75,7 @@ class ShardSlot:
         broken_ms: When its stream broke, None while it is open.
         standing: Its last report of its progress.
         memory: What its process may use.
+        was_lost: Whether its process was away when the job returned to a checkpoint.
     """
 
     index: int
@@ -86,11 +87,14 @@ class ShardSlot:
     broken_ms: int | None = None
     standing: ShardStanding = NOT_TOLD
     memory: MemoryGrant = NO_GRANT
+    was_lost: bool = False
 
     def state_text(self, now_ms: int) -> str:
         """Its name, whether it lives, and where it stands, for who waits for it."""
         clock = self.standing.applied_clock
-        if self.heard_ms is None:
+        if self.was_lost:
+            state = "lost: a new one has to take its place"
+        elif self.heard_ms is None:
             state = "not connected yet"
         elif not self.is_watching:
             state = f"{lost_text(max(0, now_ms - self.heard_ms))} at clock {clock}"
@@ -101,6 +105,13 @@ class ShardSlot:
         else:
             state = f"alive, at clock {clock}"
         return f"shard {self.index} ({state})"
+
+    def loss_text(self, now_ms: int) -> str:
+        """That its process is gone, and where it stood."""
+        if self.heard_ms is None:
+            return f"shard {self.index} has not come back"
+        lost = lost_text(max(0, now_ms - self.heard_ms))
+        return f"shard {self.index} was {lost} at clock {self.standing.applied_clock}"
 
     def is_free(self, now_ms: int) -> bool:
         """Whether no process has it, or its process is gone."""
@@ -130,6 +141,7 @@ class ShardMap:
         can_replace: bool,
         now_ms: int,
         memory: MemoryGrant = NO_GRANT,
+        wanted_index: int | None = None,
     ) -> ShardSlot:
         """Gives a process its place; the same one when it asks again.
 
@@ -140,6 +152,7 @@ class ShardMap:
                 only before the start, when no values are lost with it.
             now_ms: Monotonic time.
             memory: What the process may use.
+            wanted_index: Place that it asks for, which it gets if it is free.
 
         Raises:
             Refusal: `SHARD_UNKNOWN` when every place is taken; no state changed.
@@ -164,7 +177,15 @@ class ShardMap:
                 f"the job has {len(self.slots)} shards and all are taken: {places}"
                 + (lost if away and not can_replace else ""),
             )
-        slot = min(free, key=lambda s: (bool(s.process_id), s.index))
+        slot = min(
+            free,
+            key=lambda s: (
+                s.index != wanted_index,
+                not s.was_lost,
+                bool(s.process_id),
+                s.index,
+            ),
+        )
         slot.process_id = process_id
         slot.address = address
         slot.incarnation += 1
@@ -172,11 +193,13 @@ class ShardMap:
         slot.broken_ms = None
         slot.standing = NOT_TOLD
         slot.memory = memory
+        slot.was_lost = False
         return slot
 
     def vacate(self) -> None:
         """Takes all places back: the values of the processes that had them are void."""
         for slot in self.slots:
+            slot.was_lost = not slot.is_watching
             slot.process_id = slot.address = ""
             slot.heard_ms = slot.broken_ms = None
             slot.is_watching = False
@@ -214,7 +237,7 @@ class ShardMap:
                 slot.process_id, slot.address = old.process_id, old.address
                 slot.incarnation, slot.heard_ms = old.incarnation, old.heard_ms
                 slot.broken_ms, slot.standing = old.broken_ms, old.standing
-                slot.memory = old.memory
+                slot.memory, slot.was_lost = old.memory, old.was_lost
 
         return put_back
 

@@ -233,7 +233,12 @@ class CoordinatorHost:
     # Shards
 
     def register_shard(
-        self, *, process_id: str, address: str, memory: MemoryGrant = NO_GRANT
+        self,
+        *,
+        process_id: str,
+        address: str,
+        memory: MemoryGrant = NO_GRANT,
+        wanted_index: int | None = None,
     ) -> ShardSlot:
         """Gives a shard its place and keeps it.
 
@@ -241,7 +246,11 @@ class CoordinatorHost:
             Refusal: As the core does, or `STATE_NOT_WRITTEN`; no state changed.
         """
         slot = self.core.register_shard(
-            process_id=process_id, address=address, now_ms=now_ms(), memory=memory
+            process_id=process_id,
+            address=address,
+            now_ms=now_ms(),
+            memory=memory,
+            wanted_index=wanted_index,
         )
         self.pump_for_caller()
         return slot

@@ -56,6 +56,9 @@ class ShardControl:
             process_id=request.process_id,
             address=request.address,
             memory=MemoryGrant(max(0, request.memory_bytes), request.memory_scope),
+            wanted_index=request.wanted_index
+            if request.HasField("wanted_index")
+            else None,
         )
         return messages.RegisterShardResponse(
             shard_index=slot.index,

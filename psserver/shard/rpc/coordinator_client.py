@@ -59,9 +59,20 @@ class CoordinatorClient:
         self._process_id = ""
 
     async def register(
-        self, *, process_id: str, address: str, memory: MemoryGrant
+        self,
+        *,
+        process_id: str,
+        address: str,
+        memory: MemoryGrant,
+        wanted_index: int | None = None,
     ) -> messages.RegisterShardResponse:
         """Asks for a place until there is one, saying whom it waits for.
+
+        Args:
+            process_id: Unique to this process.
+            address: Where workers reach it.
+            memory: What it may use.
+            wanted_index: Place that it asks for, None for any.
 
         Raises:
             Refusal: The coordinator does not want this shard.
@@ -73,6 +84,7 @@ class CoordinatorClient:
             address=address,
             memory_bytes=memory.byte_count,
             memory_scope=memory.scope,
+            wanted_index=wanted_index,
         )
         return await self._until_answered(
             lambda: self._stub.RegisterShard(request, timeout=CALL_TIMEOUT_S)

@@ -1,11 +1,14 @@
 """Where the shards of `psserver local` listen, and what it refuses."""
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
 
+from psserver import local
 from psserver.config import CoordinatorConfig, ListenConfig, OptionError
+from psserver.edge.ending import JobFailedError
 from psserver.local import run_local, shard_listen
 from pswire.addresses import parse_address
 
@@ -36,3 +39,41 @@ def test_every_address_is_refused(tmp_path: Path, listen: str) -> None:
     )
     with pytest.raises(OptionError, match=r"workers are told one of each shard"):
         asyncio.run(run_local(config, [], verbose=False))
+
+
+@pytest.mark.parametrize(
+    ("code", "is_started_again", "starts", "text"),
+    [
+        ("os.kill(os.getpid(), 9)", True, 3, "killed by signal 9, 3 times in a row"),
+        ("os.kill(os.getpid(), 9)", False, 1, "shard 7 was killed by signal 9$"),
+        ("sys.exit(78)", True, 1, "shard 7 ended with code 78$"),
+    ],
+)
+def test_a_shard_that_is_killed_each_time_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    is_started_again: bool,
+    starts: int,
+    text: str,
+) -> None:
+    started: list[str] = []
+
+    async def start(*arguments: str) -> asyncio.subprocess.Process:
+        started.append(arguments[0])
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-c", f"import os, sys; {code}"
+        )
+
+    monkeypatch.setattr(local, "_start", start)
+    monkeypatch.setattr(local, "SHORT_LIVES_MAX", 3)
+    monkeypatch.setattr(local, "PAUSE_S", 0.01)
+
+    async def keep() -> None:
+        children = [await start("shard")] * 9
+        await local._keep_shard(
+            7, ("shard",), children, is_started_again=is_started_again
+        )
+
+    with pytest.raises(JobFailedError, match=text):
+        asyncio.run(keep())
+    assert len(started) == starts

@@ -441,3 +441,38 @@ def test_a_lost_shard_is_named_with_the_checkpoint_that_the_job_returns_to() -> 
     assert job.core.waiting_for().endswith(
         f", without which the job returns to {POINT} after 5 s"
     )
+
+
+def test_shards_that_live_get_their_places_again_and_a_new_one_that_of_the_lost() -> (
+    None
+):
+    """Also where the new one asks first, as one does that was waiting."""
+    job = running()
+    lose_shard(job, 1)
+    assert job.core.waiting_for().startswith(
+        "shard 0 (not connected yet), shard 1 (lost: a new one has to take its place)"
+    )
+    for process_id, wanted in (("new", None), ("again", 0)):
+        slot = job.core.register_shard(
+            process_id=process_id, address="a:1", now_ms=1, wanted_index=wanted
+        )
+        job.core.shard_watching(slot, 1)
+    assert [slot.process_id for slot in job.core.shards.slots] == ["again", "new"]
+
+
+def test_a_shard_gets_the_place_that_it_asks_for_if_that_is_free() -> None:
+    job = DrivenCoordinator(shard_count=3)
+    places = [
+        job.core.register_shard(
+            process_id=f"p{number}", address="a:1", now_ms=0, wanted_index=wanted
+        ).index
+        for number, wanted in enumerate((2, 2, None))
+    ]
+    assert places == [2, 0, 1]
+
+
+def test_the_reason_of_a_return_says_which_shard_was_lost_and_when() -> None:
+    job = running()
+    lose_shard(job, 1)
+    (effect,) = job.of(ReturnToCheckpoint)
+    assert effect.reason == "shard 1 was lost 5 s ago at clock 0"
