@@ -32,8 +32,6 @@ NEVER = CheckpointInterval(duration_ms=3_600_000)
 pytestmark = pytest.mark.filterwarnings(
     # Of torch, that a distributed checkpoint is written or read by one process.
     "ignore:torch.distributed is:UserWarning",
-    # Of torch's reader of distributed checkpoints.
-    "ignore:TypedStorage is deprecated:UserWarning",
 )
 
 
