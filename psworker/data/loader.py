@@ -62,6 +62,8 @@ class LeasedLoader(PreparedLoader):
         self._epoch = 0
         self._present_epoch = 0
         self._was_over = False
+        # Rejoins after which all epochs before the newest one were looked through.
+        self._caught_up_count = 0
         self._report: EpochReport | None = None
         self._feed = _IndexFeed()
         self._fetcher: DataLoader[Any] | None = None
@@ -226,14 +228,16 @@ class LeasedLoader(PreparedLoader):
         First what is left of those before, if the job has returned to a checkpoint that
         lies in one of them.
         """
-        before = self._source.open_before(self._name, epoch) if rejoin_count else ()
+        is_back = rejoin_count != self._caught_up_count
+        before = self._source.open_before(self._name, epoch) if is_back else ()
         for each in (*before, epoch):
             if rejoin_count != self._source.rejoin_count:
                 return
             self._present_epoch = each
-            if rejoin_count:
+            if is_back:
                 self._source.enter_again(self._name, each)
             if each == epoch:
+                self._caught_up_count = rejoin_count
                 yield from self._batches_held(epoch, draw)
             else:
                 again = self._orders.begin(each)

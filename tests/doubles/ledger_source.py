@@ -75,6 +75,7 @@ class LedgerSource:
         self.key = job.keys[index]
         self.pending = PendingData()
         self.requests: list[LeaseRequest] = []
+        self.entered_again: list[int] = []
         self.contribution: LoopFuture[None] = LoopFuture()
         self.empty_push_count = 0
         self.pushed_nothing = threading.Event()
@@ -105,7 +106,8 @@ class LedgerSource:
         self.pending.start_over()
 
     def enter_again(self, loader: str, epoch: int) -> None:
-        """It has no schedulers."""
+        """It has no schedulers to look after."""
+        self.entered_again.append(epoch)
 
     def open_before(self, loader: str, epoch: int) -> Iterable[int]:
         return range(self.job.ledger.first_open(loader), epoch)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +16,12 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
+import psworker
 from pswire.torch_types import bytes_of
+from tests.integration.host_processes import run_group
 from tests.integration.job import Crew, Job, connect
 from tests.integration.test_checkpoints import job_in, save
 from tests.integration.test_registered_state import Counts
-
-if TYPE_CHECKING:
-    import psworker
 
 BATCH_SIZE = 4
 STEPS_OF_EPOCH = 5
@@ -137,3 +136,42 @@ def test_a_job_that_loses_a_shard_ends_as_if_it_had_not(
         assert saved_at <= rewind.to_clock < lost_at <= rewind.from_clock + 1
         assert rewind.to_epoch == rewind.to_clock // STEPS_OF_EPOCH
         assert rewind.from_epoch == lost_at // STEPS_OF_EPOCH
+
+
+@pytest.mark.timeout(120)
+def test_processes_that_push_as_one_train_what_is_left_of_the_epoch_returned_to(
+    tmp_path: Path,
+) -> None:
+    with job_in(tmp_path, workers_min=1, job_seed=5, lease_ttl_ms=2_000) as job:
+        clocks: list[int] = []
+
+        def script(ps: psworker.Connection, index: int) -> int:
+            with ONE_AFTER_THE_OTHER:
+                torch.manual_seed(0)
+                model: Any = nn.Linear(8, 2)
+            optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+            loader: Any = DataLoader(
+                TensorDataset(torch.ones(BATCH_SIZE * STEPS_OF_EPOCH * 2, 8)),
+                batch_size=BATCH_SIZE,
+            )
+            model, optimizer, loader = ps.prepare(model, optimizer, loader)
+            count = 0
+            for _ in range(EPOCHS):
+                for (batch,) in loader:
+                    optimizer.zero_grad()
+                    model(batch).square().mean().backward()
+                    optimizer.step()
+                    count += 1
+                    if index:
+                        continue
+                    if count == 3:
+                        clocks.append(save(job).clock)
+                    elif count == STEPS_OF_EPOCH + 2:
+                        job.replace_shard(1)
+            return ps.clock
+
+        assert run_group(job, 2, script) == [EPOCHS * STEPS_OF_EPOCH] * 2
+        epochs = job.coordinator.core.ledger.epochs()
+        assert [each.epoch for each in epochs if each.is_closed] == [*range(EPOCHS)]
+        assert job.coordinator.core.progress.start_point is not None
+        assert job.coordinator.core.progress.start_point.clock == clocks[0]

@@ -2417,6 +2417,17 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a group of processes leaves what is left of the epoch returned to",
+        (
+            Edit(
+                f"{WORKER}/backends/host/backend.py",
+                "range(self._here.first_epochs.get(loader, epoch), epoch)",
+                "range(epoch, epoch)",
+            ),
+        ),
+        tests=("tests/integration/test_rewinds.py",),
+    ),
+    PlantedBug(
         "schedulers stay where they are when the job returns to a checkpoint",
         (
             Edit(

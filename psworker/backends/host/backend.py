@@ -201,11 +201,11 @@ class HostDataLink:
         return self._here.rejoin_count
 
     def open_before(self, loader: str, epoch: int) -> Iterable[int]:
-        """None: a process of a group goes on in its own epoch."""
-        return ()
+        """Epochs before one of which something was left when the group rejoined."""
+        return range(self._here.first_epochs.get(loader, epoch), epoch)
 
     def enter_again(self, loader: str, epoch: int) -> None:
-        """Nothing: see `open_before`."""
+        """Nothing: schedulers of a group go on with their script."""
 
     @property
     def sharer_count(self) -> int:

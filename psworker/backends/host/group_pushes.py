@@ -46,6 +46,7 @@ class GroupPushes(MemberPushes):
         self._session.core.acknowledge(status.sequence)
         self.rejoin_count = status.rejoin_count
         self.last_push = status.last_push
+        self.first_epochs = status.first_epochs
         unreported = self.pending.unreported
         unreported.note(status.unreported.consumed, is_dropped=False)
         unreported.note(status.unreported.dropped, is_dropped=True)
@@ -90,6 +91,7 @@ class GroupPushes(MemberPushes):
             rejoin_count=self.rejoin_count,
             last_push=self.last_push,
             unreported=self.pending.unreported.by_pushes,
+            first_epochs=self.first_epochs,
         )
 
     def push(

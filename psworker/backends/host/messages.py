@@ -204,6 +204,7 @@ class GroupStatus:
         rejoin_count: How often it was evicted and has joined again.
         last_push: What became of the newest push.
         unreported: Data of its pushes that may not be reported to the coordinator.
+        first_epochs: By loader, the first epoch that was not over when it joined last.
     """
 
     token: str
@@ -217,6 +218,7 @@ class GroupStatus:
     rejoin_count: int = 0
     last_push: PushResult | None = None
     unreported: DataReport = field(default_factory=DataReport)
+    first_epochs: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ group's state machine wants done, and copies the new values.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -81,6 +81,8 @@ class HostSteps(GroupEntry):
         pending: Data that was drawn and not yet pushed.
         status: Where the group stands in the job.
         last_push: What became of the newest push, `None` before the first.
+        first_epochs: By loader, the first epoch that was not over when the group
+            rejoined the job last; empty if it has not since this process entered.
     """
 
     # Whether this process can ask shards for optimizer state: by its leader.
@@ -106,6 +108,7 @@ class HostSteps(GroupEntry):
             optimizer_count=len(given.optimizers),
         )
         watch_calls(given.models.values(), self.pending)
+        self.first_epochs: Mapping[str, int] = {}
         self._is_stale = False
         self._is_closed = False
         self.last_push: PushResult | None = None
@@ -259,6 +262,7 @@ class HostSteps(GroupEntry):
 
     def _note_rejoined(self, status: GroupStatus) -> None:
         self._rejoin_count = status.rejoin_count
+        self.first_epochs = status.first_epochs
         self.pending.start_over()
         self.status = status
 
@@ -415,6 +419,7 @@ class HostSteps(GroupEntry):
         self._life = self._begin_life()
         self._enter()
         self.pending.start_over()  # its data is dealt to the others
+        self.first_epochs = {}
         self._is_stale = False
         last = self.status.last_push
         return PushResult(

@@ -480,6 +480,19 @@ def test_an_evicted_worker_takes_random_numbers_once_for_an_epoch() -> None:
     assert torch.equal(torch.rand(()), expected)
 
 
+def test_epochs_before_are_looked_through_once_after_a_rejoin() -> None:
+    """Not again with every later epoch."""
+    source = LedgerSource(LedgerJob(1), 0)
+    loader = LeasedLoader(_loader(40), source)
+    for epoch in range(4):
+        for number, _ in enumerate(loader):
+            if (epoch, number) == (1, 3):
+                source.evict()
+            else:
+                source.step()
+    assert source.entered_again == [1]
+
+
 def test_with_a_seed_of_the_job_orders_hang_on_no_workers_own() -> None:
     seen = []
     for seed in (1, 2):
