@@ -153,7 +153,8 @@ conformance: .venv/installed .conformance-data/fetched ## train real scripts alo
 .PHONY: integrations
 integrations: .venv/integrations ## test Lightning, Transformers, TensorBoard, notebooks
 	$(BIN)/pytest tests/integration/test_integrations.py \
-		tests/integration/test_notebooks.py $(ARGS)
+		tests/integration/test_notebooks.py \
+		tests/unit/psworker/snapshots/test_huggingface.py $(ARGS)
 
 .PHONY: clean
 clean: ## remove what these commands made

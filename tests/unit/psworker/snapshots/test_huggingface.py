@@ -76,3 +76,23 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="scale"):
         write_huggingface(tmp_path / "out", {"scale": torch.ones(1)}, fail, metadata={})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_transformers_reads_a_folder_with_tied_parameters(tmp_path: Path) -> None:
+    transformers = pytest.importorskip(
+        "transformers", reason="comes with `make integrations`"
+    )
+    config = transformers.GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50)
+    model = transformers.GPT2LMHeadModel(config)
+    tensors = dict(model.state_dict(keep_vars=True))
+
+    files = write(tmp_path / "out", tensors, 4096)
+
+    config.save_pretrained(tmp_path / "out")
+    assert len(files) > 2
+    read, found = transformers.GPT2LMHeadModel.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not any(found.values()), found
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(read.state_dict()[name], tensor), name
