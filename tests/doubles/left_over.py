@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from psserver.coordinator.core.start_point import StartPoint
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.job_terms import JobTerms
+from pswire.leased_data import DataRange
 from pswire.membership import WorkerKey
 from tests.doubles.driven_worker import DrivenWorker
 from tests.doubles.simulated_shard import Values
@@ -27,6 +28,7 @@ class LeftOver:
         incarnations: How often workers were started, as far as that is not lost.
         start_count: Starts of the coordinator that are known.
         ghosts: Workers whose pushes may still be under way.
+        used: Data that is behind pushes in the checkpoint, or was dropped.
     """
 
     settings: CoordinatorSettings
@@ -36,6 +38,7 @@ class LeftOver:
     incarnations: Mapping[str, int] = field(default_factory=dict)
     start_count: int = 0
     ghosts: Mapping[WorkerKey, DrivenWorker] = field(default_factory=dict)
+    used: frozenset[DataRange] = frozenset()
 
     def values_of(self, chunk_index: int) -> Counter[object]:
         """How often each push of before is in a chunk."""

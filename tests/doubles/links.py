@@ -22,14 +22,26 @@ class Links:
         self._blocked: set[tuple[str, str]] = set()
         self._stopped: set[str] = set()
         self._severed: set[frozenset[str]] = set()
+        self._lost: set[str] = set()
 
     def send(self, source: str, target: str, deliver: Delivery) -> None:
-        """Puts a message at the end of a link."""
-        self._queues.setdefault((source, target), deque()).append(deliver)
+        """Puts a message at the end of a link, if there is anybody at its ends."""
+        if not self._lost.intersection((source, target)):
+            self._queues.setdefault((source, target), deque()).append(deliver)
 
     def cut(self, source: str, target: str) -> None:
         """Loses all that is under way on a link."""
         self._queues.pop((source, target), None)
+
+    def lose(self, process: str) -> None:
+        """A process is dead: what is under way to it or from it comes nowhere."""
+        for link in [link for link in self._queues if process in link]:
+            del self._queues[link]
+        self._lost.add(process)
+
+    def is_lost(self, process: str) -> bool:
+        """Whether a process is dead."""
+        return process in self._lost
 
     def block(self, source: str, target: str) -> None:
         """Holds what is under way on a link, in this direction only."""

@@ -29,6 +29,7 @@ class Mishaps:
         self.joiners_left = rng.randint(0, 3)
         self._losses_left = rng.randint(1, 5) if scenario.loses_workers else 0
         self._cuts_left = rng.randint(1, 4) if scenario.cuts_off else 0
+        self._shards_left = rng.randint(1, 3) if scenario.loses_shards else 0
         self._changes_left = rng.randint(0, 3) if len(scenario.modes) > 1 else 0
 
     def happen(self) -> None:
@@ -63,6 +64,11 @@ class Mishaps:
             found.append(self._lose_host)
         if self._cuts_left and self._world.coordinator.records:
             found.append(self._cut_off)
+        coordinator = self._world.coordinator
+        may_return = coordinator.core.way_back is not None and coordinator.has_members
+        if self._shards_left and may_return:
+            # Also while the job returns for another one.
+            found += [self._lose_shard] * len(found)
         if self._losses_left and self._world.coordinator.records:
             found += [self._kill_worker, self._stop_worker, self._give_up_step]
             # As likely as all else: it leaves little time.
@@ -118,7 +124,10 @@ class Mishaps:
 
     def _break_call(self) -> None:
         """A call breaks in the middle; its worker asks and sends again."""
-        worker = self._world.rng.choice(list(self._world.workers.values()))
+        workers = list(self._world.workers.values())
+        if not workers:
+            return  # all are told that the job has returned to a checkpoint
+        worker = self._world.rng.choice(workers)
         shard = self._world.rng.choice(self._world.shards)
         if not worker.is_calling(shard.index) or worker.is_gone:
             return
@@ -231,6 +240,19 @@ class Mishaps:
         if worker is not None and worker.is_member:
             self._cuts_left -= 1
             self._world.cut_off(worker, self._world.rng.choice(self._world.shards))
+
+    def _lose_shard(self) -> None:
+        """SIGKILL or SIGSTOP of a shard, be it that the job returns for another one."""
+        rng, world = self._world.rng, self._world
+        living = [each for each in world.shards if world.coordinator.has_place(each)]
+        if not living:
+            return
+        self._shards_left -= 1
+        shard = rng.choice(living)
+        if rng.random() < 0.7:
+            world.kill_shard(shard)
+        else:
+            world.stop_shard(shard)
 
     def _flap_worker(self) -> None:
         """A worker's stream breaks and comes back."""

@@ -26,6 +26,8 @@ class Scenario:
         fills_disk: Whether the coordinator's disk takes nothing for a while.
         saves: Whether checkpoints are made, and pushes are of leased data.
         steps_again: Whether scripts step twice on each batch.
+        loses_shards: Whether shards die, or stop for long, once there is a checkpoint
+            to return to.
     """
 
     modes: tuple[Mode, ...] = (Mode.BSP,)
@@ -41,6 +43,7 @@ class Scenario:
     fills_disk: bool = False
     saves: bool = False
     steps_again: bool = False
+    loses_shards: bool = False
 
     def settings(
         self, rng: random.Random, shard_count: int, starter_count: int

@@ -23,6 +23,7 @@ from psserver.coordinator.core.coordinator_effects import (
     Persist,
     Prepare,
     ReleaseImage,
+    ReturnToCheckpoint,
     SchemaFixed,
     WriteCheckpoint,
 )
@@ -30,6 +31,7 @@ from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import Enrolments
 from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.snapshots import SnapshotEntry
+from psserver.coordinator.core.start_point import SavedJob, StartPoint
 from psserver.coordinator.storage.saved_job import manifest_of, saved_job_of
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.cut_report import CutReport, PartReport
@@ -54,6 +56,8 @@ COORDINATOR = "coordinator"
 
 TAKEN = (ErrorReason.WORKER_ID_TAKEN,)
 
+NO_PLACE = (ErrorReason.RECOVERING, ErrorReason.SHARD_UNKNOWN)
+
 LOADER = "loader"
 SHAPE = EpochShape(position_count=10_000, batch_size=1, drop_last=False)
 """More data than any schedule pushes."""
@@ -70,6 +74,7 @@ class Disk:
         terms: Of the job.
         epoch: Its data, if it leases any.
         enrolments: Who leases it.
+        start_point: Checkpoint that the job begins from, or has begun from.
     """
 
     is_full: bool = False
@@ -78,6 +83,7 @@ class Disk:
     terms: JobTerms | None = None
     epoch: EpochLedger | None = None
     enrolments: Enrolments = ()
+    start_point: StartPoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +104,25 @@ class Saved:
         snapshot: Its values and its cut.
         epochs: Its data.
         lost: Members that were lost as it was cut.
+        terms: What the job trained then.
     """
 
     snapshot: Snapshot
     epochs: tuple[EpochLedger, ...]
     lost: frozenset[WorkerKey]
+    terms: JobTerms
+
+    @property
+    def used(self) -> frozenset[DataRange]:
+        """Data that nobody would train again from here on."""
+        found: set[DataRange] = set()
+        for epoch in self.epochs:
+            dealt = (*epoch.held.values(), *epoch.queues.values(), epoch.returned)
+            left = {piece for pieces in dealt for piece in pieces}
+            starts = range(epoch.cursor)
+            begun = {DataRange(epoch.loader, epoch.epoch, s, s + 1) for s in starts}
+            found |= begun - left
+        return frozenset(found)
 
 
 class SimulatedCoordinator:
@@ -119,6 +139,8 @@ class SimulatedCoordinator:
         slow_read_share: How often a reader is not ready yet: others cut meanwhile.
         clip_grad_norm: Norm that all workers say.
         start_count: Starts of the job's coordinator before this one.
+        loses_shards: Whether shards may be lost, so that the job returns.
+        returns: Checkpoints that the job has returned to.
     """
 
     def __init__(
@@ -148,10 +170,20 @@ class SimulatedCoordinator:
         self._shards = shards
         self._workers: dict[WorkerKey, DrivenWorker] = {}
         self._cuts: dict[int, tuple[DecideCut, Record]] = {}
+        self.loses_shards = False
+        self.returns: list[StartPoint] = []
+        self.end_life: Callable[[], None] = lambda: None
+        self.begin_again: Callable[[Saved, StartPoint], None] = lambda *_: None
+        self._folder: dict[str, Saved] = {}
+        self._way_back: SavedJob | None = None
+        self._processes: dict[str, SimulatedShard] = {}
+        self._seekers: list[str] = []
+        self._seeker_count = 0
         self._lost_at: dict[int, frozenset[WorkerKey]] = {}
         self.disk = Disk()
         if before is not None:
             self.disk.terms = before.terms
+            self.disk.start_point = before.point
             self.disk.incarnations = dict(before.incarnations)
             self._restore(self.core)
         for shard in shards:
@@ -159,6 +191,7 @@ class SimulatedCoordinator:
 
     def tick(self, duration_ms: int) -> None:
         self.now_ms += duration_ms
+        self._seek_places()
         self.core.tick(self.now_ms)
         self.pump()
 
@@ -173,12 +206,15 @@ class SimulatedCoordinator:
         core = CoordinatorCore(old.settings, self.start_count)
         self._restore(core)
         self.core = core
+        core.way_back = self._way_back
         self.wanted_count = None
         for shard in self._shards:
             self._links.cut(COORDINATOR, shard.name)
-            slot = core.shards.slots[shard.index]
-            slot.process_id, slot.address = shard.name, shard.name
-            slot.incarnation = old.shards.slots[shard.index].incarnation
+            slot, known = (c.shards.slots[shard.index] for c in (core, old))
+            slot.process_id, slot.address = known.process_id, known.address
+            slot.incarnation = known.incarnation
+            if not slot.process_id:
+                continue
             slot.broken_ms = self.now_ms + core.settings.return_ms
             self.reconnect_shard(shard)
         strangers = []
@@ -207,9 +243,12 @@ class SimulatedCoordinator:
     # Shards
 
     def reconnect_shard(self, shard: SimulatedShard) -> None:
-        self._links.send(
-            f"{shard.name} again", COORDINATOR, lambda: self.connect_shard(shard)
-        )
+        def again() -> bool:
+            if not (shard.is_stopped or self._links.is_lost(shard.name)):
+                self.connect_shard(shard)
+            return not shard.is_stopped
+
+        self._links.send(f"{shard.name} again", COORDINATOR, again)
 
     def break_shard(self, shard: SimulatedShard) -> None:
         """Its stream breaks, with events under way, and comes back."""
@@ -220,10 +259,52 @@ class SimulatedCoordinator:
             self.pump()
             self.reconnect_shard(shard)
 
+    def lose_shard(self, shard: SimulatedShard) -> None:
+        """Its stream breaks, and it is dead, or does not open another one for long."""
+        slot = self.core.shards.slots[shard.index]
+        self._links.cut(COORDINATOR, shard.name)
+        if slot.is_watching and slot.process_id == self._process_of(shard):
+            self.core.shard_broken(slot, self.now_ms)
+            self.pump()
+
+    def has_place(self, shard: SimulatedShard) -> bool:
+        """Whether a process that lives serves in this place."""
+        slot = self.core.shards.slots[shard.index]
+        return slot.is_watching and slot.process_id == self._process_of(shard)
+
+    def seek_place(self) -> None:
+        """A new process of a shard asks for a place, until it has one."""
+        self._seeker_count += 1
+        self._seekers.append(f"seeker {self._seeker_count}")
+
+    def _seek_places(self) -> None:
+        for process_id in list(self._seekers):
+            try:
+                slot = self.core.register_shard(
+                    process_id=process_id, address=process_id, now_ms=self.now_ms
+                )
+            except Refusal as refusal:
+                if refusal.reason not in NO_PLACE:
+                    raise
+                continue
+            if not self.pump():
+                continue
+            self._seekers.remove(process_id)
+            self._processes[process_id] = self._shards[slot.index]
+            self.reconnect_shard(self._shards[slot.index])
+
+    def _process_of(self, shard: SimulatedShard) -> str:
+        """Under which id a shard has registered."""
+        found = (p for p, each in self._processes.items() if each is shard)
+        return next(found, shard.name if shard.start == 1 else "")
+
     def connect_shard(self, shard: SimulatedShard) -> None:
         """A shard's watch begins, with the whole current state."""
+        process_id = self._process_of(shard)
+        if shard.start > 1 and self.core.shards.place_of(process_id) is None:
+            return  # its place was taken back
         slot = self.core.register_shard(
-            process_id=shard.name, address=shard.name, now_ms=self.now_ms
+            process_id=process_id, address=process_id, now_ms=self.now_ms
         )
         if slot.is_watching:
             return
@@ -411,7 +492,7 @@ class SimulatedCoordinator:
             incarnations=self.disk.incarnations,
             processes=self.disk.processes,
             now_ms=self.now_ms,
-            start_point=self._before.point if self._before is not None else None,
+            start_point=self.disk.start_point,
         )
         if self.disk.epoch is not None:
             core.restore_ledger((self.disk.epoch.copy(),), self.disk.enrolments)
@@ -498,6 +579,13 @@ class SimulatedCoordinator:
             self.disk.enrolments = change.enrolments
         for epoch in change.epochs:
             self.disk.epoch = epoch.copy()
+        if change.start_point is not None:
+            self.end_life()
+            newest = self.records[-1].generation if self.records else 0
+            assert change.start_point.generation >= newest, "a generation comes twice"
+            self.disk.start_point = change.start_point
+            for history in (self.records, self.snapshots, self.saved):
+                history.clear()
         if change.record is not None:
             self.records.append(change.record)
         self.core.progress.written()
@@ -530,8 +618,28 @@ class SimulatedCoordinator:
                     self._links.send(
                         COORDINATOR, worker.name, partial(worker.ordered, own)
                     )
+            case ReturnToCheckpoint():
+                self._return(effect.start_point)
             case EndJob():
                 raise AssertionError(effect.reason)
+
+    def _return(self, point: StartPoint) -> None:
+        """All begin again: shards that live ask for places, and members join anew."""
+        self.returns.append(point)
+        self.wanted_count = None
+        for shard in self._shards:
+            if not (self._links.is_lost(shard.name) or shard.is_stopped):
+                self.seek_place()
+        self.begin_again(self._folder[point.place.name], point)
+        for worker in self._workers.values():
+            entry = self.core.roster.find(worker.key)
+            if not worker.is_gone and (entry is None or entry.state in GONE):
+                self._links.cut(COORDINATOR, worker.name)
+                self._tell_evicted(worker)
+
+    def go_on_from(self, before: LeftOver) -> None:
+        """First values are those of another checkpoint."""
+        self._before = before
 
     def _announce(self, record: Record) -> None:
         assert record is self.records[-1]
@@ -598,7 +706,10 @@ class SimulatedCoordinator:
 
         def named() -> None:
             if core is self.core:
-                place = CheckpointPlace("", str(CheckpointName(checkpoint.cut.version)))
+                version, attempt = checkpoint.cut.version, 1
+                while str(CheckpointName(version, attempt)) in self._folder:
+                    attempt += 1
+                place = CheckpointPlace("", str(CheckpointName(version, attempt)))
                 core.checkpoint_named(checkpoint.snapshot_id, place)
                 self.pump()
 
@@ -621,9 +732,13 @@ class SimulatedCoordinator:
                 )
                 job = saved_job_of(manifest, "")
                 lost = self._lost_at[cut.snapshot_id]
-                self.saved.append(Saved(snapshot, job.epochs, lost))
+                self.saved.append(Saved(snapshot, job.epochs, lost, job.terms))
                 core.checkpoint_committed(cut.snapshot_id, job, self.now_ms)
-                core.way_back = None  # no shard is ever lost here
+                if self.loses_shards:
+                    self._folder[job.point.place.name] = self.saved[-1]
+                    self._way_back = core.way_back
+                else:
+                    core.way_back = None
             self.pump()
 
         self._links.send("folder", COORDINATOR, committed)
@@ -648,6 +763,9 @@ class SimulatedCoordinator:
     def _read(self, core: CoordinatorCore, entry: SnapshotEntry, pin_id: int) -> bool:
         if core is not self.core or entry.pins.get(pin_id, 0) <= self.now_ms:
             return True  # the pin's time is over, or its process is
+        if any(entry.snapshot_id not in shard.images for shard in self._shards):
+            assert self.returns, "an image is gone that is being read"
+            return True
         if self._rng.random() < self.slow_read_share:
             return False
         images = tuple(shard.images[entry.snapshot_id] for shard in self._shards)

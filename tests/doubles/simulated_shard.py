@@ -138,6 +138,8 @@ class SimulatedShard:
         seeder: Who has written first values last.
         images: Snapshots it holds.
         copies: What it has copied, or written, for checkpoints.
+        start: Which start of a process in this place it is.
+        is_stopped: Whether it does nothing, as after a SIGSTOP.
         threads: Work under way.
     """
 
@@ -164,6 +166,8 @@ class SimulatedShard:
     images: dict[int, Image] = field(default_factory=dict)
     copies: dict[int, Image] = field(default_factory=dict)
     threads: list[Callable[[], None]] = field(default_factory=list)
+    start: int = 1
+    is_stopped: bool = False
     _calls: dict[PushId, Call] = field(default_factory=dict)
     _unwanted_max: int = 0
     _is_copying: bool = False
@@ -175,7 +179,7 @@ class SimulatedShard:
 
     @property
     def name(self) -> str:
-        return f"shard {self.index}"
+        return f"shard {self.index}" + (f"/{self.start}" if self.start > 1 else "")
 
     @property
     def is_orphaned(self) -> bool:

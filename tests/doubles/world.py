@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from psserver.coordinator.core.roster import GONE
 from psserver.coordinator.core.start_point import StartPoint
 from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_report import FenceReport
@@ -35,7 +36,11 @@ from tests.doubles.left_over import INCARNATION_FLOOR, LeftOver
 from tests.doubles.links import Links
 from tests.doubles.mishaps import Mishaps
 from tests.doubles.scenario import Scenario
-from tests.doubles.simulated_coordinator import COORDINATOR, SimulatedCoordinator
+from tests.doubles.simulated_coordinator import (
+    COORDINATOR,
+    Saved,
+    SimulatedCoordinator,
+)
 from tests.doubles.simulated_shard import Call, SimulatedShard
 
 QUIET_TICK_COUNT_MAX = 600
@@ -140,6 +145,14 @@ class World:
             before=before,
             optimizers=(FIRST, SECOND) if scenario.steps_again else (FIRST,),
         )
+        self.coordinator.loses_shards = scenario.loses_shards
+        self.coordinator.end_life = lambda: self.end_life(self)
+        self.coordinator.begin_again = self._begin_again
+        self.end_life: Callable[[World], None] = lambda _: None
+        self._returning: list[DrivenWorker] = []
+        self._stopped_shards: list[SimulatedShard] = []
+        self._old_shards: list[SimulatedShard] = []
+        self._process_count = 0
         self._mishaps = Mishaps(self, scenario)
         self._quiet_tick_count = 0
         for _ in range(starter_count):
@@ -217,7 +230,14 @@ class World:
     def _is_over(self) -> bool:
         if self._mishaps.joiners_left or self.coordinator.has_members:
             return False
-        return all(worker.is_gone for worker in self.workers.values())
+        if not all(self.coordinator.has_place(shard) for shard in self.shards):
+            return False
+        return all(worker.is_gone for worker in self._processes)
+
+    @property
+    def _processes(self) -> list[DrivenWorker]:
+        """Workers of this life, and those of the one before that go on in it."""
+        return [*self.workers.values(), *self._returning]
 
     # What happens
 
@@ -313,14 +333,23 @@ class World:
     def _heal(self) -> bool:
         """Networks and processes go on; returns whether any had not."""
         was_blocked = self.links.heal()
-        stopped = [w for w in self.workers.values() if w.is_stopped]
+        stopped = [w for w in self._processes if w.is_stopped]
         for worker in stopped:
             self._continue_worker(worker)
+        was_stopped, self._stopped_shards = self._stopped_shards, []
+        for shard in was_stopped:
+            self._continue_shard(shard)
         orphaned = [s for s in self.shards if s.is_orphaned]
         for shard in orphaned:
             shard.set_orphaned(False)
         was_full, self.coordinator.disk.is_full = self.coordinator.disk.is_full, False
-        return was_blocked or bool(stopped) or bool(orphaned) or was_full
+        return (
+            was_blocked
+            or bool(stopped)
+            or bool(was_stopped)
+            or bool(orphaned)
+            or was_full
+        )
 
     def _help(self) -> None:
         """Starts a worker in the place of one that is lost, if the job waits for it."""
@@ -328,6 +357,9 @@ class World:
             alive = [w for k, w in self.workers.items() if k.worker_id == worker_id]
             if all(worker.is_gone for worker in alive):
                 self.start_worker(worker_id)
+        alive = [w for w in self._processes if not w.is_gone]
+        if not self.coordinator.records and len(alive) < self.settings.workers_min:
+            self.start_worker(self.coordinator.draw_id())
 
     def _go_on(self) -> bool:
         """Something that is possible happens; False when nothing is."""
@@ -341,7 +373,8 @@ class World:
         return bool(able)
 
     def _run_thread(self) -> bool:
-        busy = [shard for shard in self.shards if shard.threads]
+        shards = [*self.shards, *self._old_shards]
+        busy = [shard for shard in shards if shard.threads and not shard.is_stopped]
         if busy:
             self.rng.choice(busy).run_thread(self.rng)
         return bool(busy)
@@ -350,6 +383,71 @@ class World:
         worker.is_stopped = False
         self.links.go_on(worker.name)
         self.coordinator.find_again(worker)
+
+    # Shards that are lost
+
+    def kill_shard(self, shard: SimulatedShard) -> None:
+        """SIGKILL of a shard; a new process asks for a place."""
+        self.links.lose(shard.name)
+        shard.threads.clear()
+        self.coordinator.lose_shard(shard)
+        self.coordinator.seek_place()
+        if self.shards[shard.index] is shard and not self.coordinator.records:
+            self.shards[shard.index] = self._shard_after(shard)
+
+    def stop_shard(self, shard: SimulatedShard) -> None:
+        """SIGSTOP of a shard, whose stream breaks as pings stay unanswered."""
+        shard.is_stopped = True
+        self.links.stop(shard.name)
+        self._stopped_shards.append(shard)
+        self.coordinator.lose_shard(shard)
+
+    def _continue_shard(self, shard: SimulatedShard) -> None:
+        """SIGCONT: it finds that its lease is over before it does anything else."""
+        shard.is_stopped = False
+        self.links.go_on(shard.name)
+        if self.links.is_lost(shard.name):
+            return
+        if shard is not self.shards[shard.index]:
+            shard.set_orphaned(True)
+            self._old_shards.append(shard)
+            self.coordinator.seek_place()
+        else:
+            self.coordinator.reconnect_shard(shard)
+
+    def _shard_after(self, shard: SimulatedShard) -> SimulatedShard:
+        """A new process in a place, which has nothing yet."""
+        return SimulatedShard(
+            shard.index, shard.chunk_indexes, shard.rules, self, start=shard.start + 1
+        )
+
+    def _begin_again(self, saved: Saved, point: StartPoint) -> None:
+        """The job has returned to a checkpoint: another life begins in this world."""
+        before = self.before
+        roster = self.coordinator.core.roster
+        old = {
+            key: worker
+            for key, worker in self.workers.items()
+            if (entry := roster.find(key)) is None or entry.state in GONE
+        }
+        images = saved.snapshot.images
+        values = {k: v for image in images for k, v in image.values.items()}
+        self.before = LeftOver(
+            settings=self.settings,
+            point=point,
+            terms=saved.terms,
+            values=dict(sorted(values.items())),
+            ghosts={**(before.ghosts if before is not None else {}), **old},
+            used=saved.used,
+        )
+        self.coordinator.go_on_from(self.before)
+        self._returning += old.values()
+        self.workers = {k: w for k, w in self.workers.items() if k not in old}
+        for index, shard in enumerate(self.shards):
+            if shard not in self._stopped_shards:
+                self.links.lose(shard.name)
+            self.shards[index] = self._shard_after(shard)
+        self._rejoin_links()
 
     def bury(self, worker: DrivenWorker) -> None:
         """A worker is no member any more, or will not be."""
@@ -363,7 +461,8 @@ class World:
         self, worker_id: str, predecessor: DrivenWorker | None = None
     ) -> None:
         """A process asks for an id and joins, unless somebody else has it."""
-        key = self.coordinator.register(worker_id, len(self.workers))
+        self._process_count += 1
+        key = self.coordinator.register(worker_id, self._process_count)
         if key is None:
             return
         count = self.rng.randint(1, 6)
@@ -374,7 +473,7 @@ class World:
     def evicted(self, worker: DrivenWorker) -> None:
         """It rejoins by itself, unless its user has had enough."""
         self.bury(worker)
-        if self.rng.random() < 0.8:
+        if self.rng.random() < 0.8 or not self.coordinator.records:
             lost = worker.predecessor or worker
             self.start_worker(worker.key.worker_id, predecessor=lost)
 
@@ -610,6 +709,7 @@ class World:
         """
         record = shard.core.clocks.record
         assert record is not None
+        assert shard is self.shards[shard.index], "values of before the return"
         if reply.outcome is Outcome.DROPPED:
             return
         for member in record.members:

@@ -44,7 +44,7 @@ CORE_SUITES: Final = (
     ("tests/unit/psserver/coordinator/core", "tests/unit/psserver/shard/core"),
 )
 
-SCHEDULE_COUNT: Final = "2280"
+SCHEDULE_COUNT: Final = "2800"
 
 AT_A_TIME: Final = 2
 

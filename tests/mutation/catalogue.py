@@ -2564,4 +2564,49 @@ BUGS = (
         ),
         tests=(f"{WORKER_TESTS}/data/test_drawn_batches.py",),
     ),
+    PlantedBug(
+        "a checkpoint one clock before its cut",
+        (
+            Edit(
+                f"{SHARD_CORE}/shard_progress.py",
+                "            return self._table.applied_clock >= pending.cut.clock\n",
+                "            return self._table.applied_clock >= "
+                "pending.cut.clock - 1\n",
+            ),
+        ),
+        tests=(f"{SCHEDULES}[saved-0]",),
+    ),
+    PlantedBug(
+        "a job returns to a checkpoint with the data that it has now",
+        (
+            Edit(
+                f"{JOB_CORE}/job_progress.py",
+                "            self.ledger.return_to(epochs)\n",
+                "",
+            ),
+        ),
+        tests=(f"{SCHEDULES}[shards-0]",),
+    ),
+    PlantedBug(
+        "a fence outlives the return to a checkpoint",
+        (
+            Edit(
+                f"{JOB_CORE}/job_progress.py",
+                "            self.fences.end()  # no shard goes on in it\n",
+                "            pass\n",
+            ),
+        ),
+        tests=(f"{SCHEDULES}[shards lossy-0]", f"{SCHEDULES}[shards-0]"),
+    ),
+    PlantedBug(
+        "shards keep their places when the job returns to a checkpoint",
+        (
+            Edit(
+                f"{JOB_CORE}/job_progress.py",
+                "            self.shards.vacate()\n",
+                "",
+            ),
+        ),
+        tests=(f"{SCHEDULES}[shards-0]", f"{SCHEDULES}[shards lossy-0]"),
+    ),
 )

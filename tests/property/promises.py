@@ -181,7 +181,7 @@ def check_saved_data(world: World) -> None:
     """
     for saved in world.coordinator.saved:
         contents = _contents(world, saved.snapshot)
-        used: set[DataRange] = set()
+        used = set(world.before.used if world.before is not None else ())
         either: set[DataRange] = set()
         for worker in world.workers.values():
             last = contents.get(worker.key, 0)

@@ -14,7 +14,7 @@ from pswire.membership import Mode
 from pswire.reasons import Refusal
 from tests.doubles.scenario import Scenario
 from tests.doubles.world import World
-from tests.property.promises import PROMISES
+from tests.property.promises import PROMISES, check_saved_batches, check_saved_data
 from tests.property.publish_promises import PUBLISH_PROMISES
 from tests.property.settings_promises import SETTINGS_PROMISES
 
@@ -180,6 +180,31 @@ SCENARIOS = {
         loses_workers=True,
         restarts_coordinator=True,
     ),
+    "shards": Scenario(saves=True, loses_shards=True),
+    "shards lossy": Scenario(
+        saves=True,
+        loses_shards=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+        may_wait=True,
+    ),
+    "shards everything": Scenario(
+        modes=ALL,
+        saves=True,
+        loses_shards=True,
+        steps_again=True,
+        clip_grad_norm=0.5,
+        loses_workers=True,
+        restarts_coordinator=True,
+        may_wait=True,
+    ),
+    "shards ssp lossy": Scenario(
+        modes=(Mode.SSP, Mode.ASP),
+        saves=True,
+        loses_shards=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+    ),
     "full disk": Scenario(fills_disk=True, restarts_coordinator=True),
     "full disk everything": Scenario(
         modes=ALL,
@@ -201,11 +226,18 @@ def seeds_of(block: int) -> list[int]:
     return list(range(block, count, BLOCK_COUNT))
 
 
+def check_life(world: World) -> None:
+    """What must hold of checkpoints before the job returns to one of them."""
+    for check in (check_saved_data, check_saved_batches):
+        check(world)
+
+
 @pytest.mark.parametrize("block", range(BLOCK_COUNT))
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_every_schedule_keeps_every_promise(name: str, block: int) -> None:
     for seed in seeds_of(block):
         world = World(seed, SCENARIOS[name])
+        world.end_life = check_life
         try:
             world.run()
             for check in (*PROMISES, *SETTINGS_PROMISES, *PUBLISH_PROMISES):
