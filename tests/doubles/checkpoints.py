@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
-from psserver.coordinator.storage.job_codec import dump_record
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
+from psserver.coordinator.storage.job_codec import dump_epoch, dump_record
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import FilePart, Manifest, part_name
 from pswire.checkpoint.parts import PartKey
 from pswire.checkpoint.registered_state import encode_states
 from pswire.job_terms import JobTerms
+from pswire.leased_data import EpochShape
 from pswire.membership import Mode
 from pswire.optimizer_states import StateKey
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
@@ -23,7 +26,7 @@ SCHEMA = ModelSchema(
     )
 )
 TERMS = JobTerms(schema=SCHEMA, optimizers=(sgd(groups=((0, 1),)),))
-JOB = {
+JOB: dict[str, Any] = {
     "seed": 7,
     "record": json.loads(dump_record(record({"w0": 0, "w1": 0}))),
     "sequences": [],
@@ -31,6 +34,19 @@ JOB = {
     "epochs": [],
     "splits": [],
 }
+
+
+def job_of(generation: int, *epochs: tuple[str, int]) -> dict[str, Any]:
+    """The state of a job of which these epochs are open, none of them dealt."""
+    shape = EpochShape(position_count=8, batch_size=2, drop_last=False)
+    return {
+        **JOB,
+        "record": {**JOB["record"], "generation": generation},
+        "epochs": [
+            [loader, epoch, json.loads(dump_epoch(EpochLedger(loader, epoch, shape)))]
+            for loader, epoch in epochs
+        ],
+    }
 
 
 def manifest_of(

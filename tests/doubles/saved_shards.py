@@ -8,6 +8,7 @@ from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import Manifest, part_name
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.membership import Mode
+from tests.doubles.checkpoints import JOB
 from tests.unit.psserver.shard.tensors.shards import Shards
 
 NAME = "step-000000000004"
@@ -52,7 +53,7 @@ def save(
             is_finite=True,
             parts=tuple(parts),
             terms=shards.terms,
-            job={},
+            job=JOB,
         )
     )
     return CheckpointPlace(str(folder), NAME)

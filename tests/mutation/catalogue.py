@@ -2004,6 +2004,28 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "the job in a manifest taken as it is",
+        (
+            Edit(
+                f"{CHECKPOINTS}/manifest.py",
+                '            check_job(body["job"])\n',
+                "",
+            ),
+        ),
+        tests=("tests/unit/psserver/coordinator/storage/test_hostile_manifests.py",),
+    ),
+    PlantedBug(
+        "the start refused by one checkpoint that names a job nobody can run",
+        (
+            Edit(
+                "psserver/coordinator/host/restored_job.py",
+                "check=lambda each: saved_job_of(each, url)",
+                "check=lambda each: each",
+            ),
+        ),
+        tests=("tests/unit/psserver/coordinator/storage/test_hostile_manifests.py",),
+    ),
+    PlantedBug(
         "checkpoints pruned before a newer one was read back",
         (
             Edit(

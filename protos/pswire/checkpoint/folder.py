@@ -11,7 +11,7 @@ import errno
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -208,11 +208,17 @@ class CheckpointFolder:
         except (DamagedError, MissingError) as error:
             return (str(error),)
 
-    def newest_good(self, *, takes_nonfinite: bool = False) -> Newest:
+    def newest_good(
+        self,
+        *,
+        takes_nonfinite: bool = False,
+        check: Callable[[Manifest], object] = lambda _: None,
+    ) -> Newest:
         """The newest checkpoint of which every byte is as it was written.
 
         Args:
             takes_nonfinite: Also one with values that are not finite.
+            check: Raises `DamagedError` for one that the caller can't go on from.
 
         Raises:
             FormatError: A newer release wrote one that may be newer.
@@ -221,6 +227,7 @@ class CheckpointFolder:
         for name in reversed(self.names()):
             try:
                 manifest = self.manifest(name)
+                check(manifest)
                 found = self._problems(manifest)
             except (DamagedError, MissingError) as error:
                 problems[name] = (str(error),)

@@ -18,17 +18,31 @@ from pswire.checkpoint.errors import (
     DamagedError,
     FormatError,
 )
+from pswire.checkpoint.job_shape import check_job
+from pswire.checkpoint.json_shape import (
+    anything,
+    fields,
+    flag,
+    number,
+    one_of,
+    real,
+    row,
+    rows,
+    text,
+)
+from pswire.clipping import is_clip_norm
 from pswire.job_terms import JobTerms
 from pswire.job_terms_codec import dump_terms, load_terms
 from pswire.limits import (
     CHUNK_BYTES_MAX,
     CHUNK_BYTES_MIN,
-    NUMBER_MAX,
     SHARD_COUNT_MAX,
 )
 from pswire.membership import Mode
 from pswire.names import name_problem, printable
+from pswire.object_marks import ObjectMark
 from pswire.placement import Placement, place
+from pswire.schema import ElementType, EntryKind
 
 FORMAT: Final = 1
 """Version of all files of a checkpoint; a newer one is refused by name."""
@@ -47,23 +61,75 @@ _NAME: Final = re.compile(
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 _YEAR_10000_UNIX_S: Final = 253_402_300_800
 
-_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "name": str,
-    "job_id": str,
-    "release": str,
-    "created_unix_s": (int, float),
-    "version": int,
-    "clock": int,
-    "mode": str,
-    "shard_count": int,
-    "chunk_bytes": int,
-    "is_finite": bool,
-    "parts": list,
-    "state": list,
-    "terms": dict,
-    "job": dict,
-}
-"""Fields of the manifest as JSON has them."""
+_FILE: Final = row(text, number(), text)
+_TERMS: Final = fields(
+    {
+        "schema": fields(
+            {
+                "entries": rows(
+                    fields(
+                        {
+                            "model": text,
+                            "name": text,
+                            "shape": rows(number()),
+                            "element_type": one_of(tuple(ElementType)),
+                            "kind": one_of(tuple(EntryKind)),
+                            "tied_names": rows(text),
+                            "trainable": flag,
+                        }
+                    )
+                ),
+                "marks": rows(
+                    fields(
+                        {
+                            **dict.fromkeys(ObjectMark.__slots__, text),
+                            "named": flag,
+                        }
+                    )
+                ),
+            }
+        ),
+        "optimizers": rows(
+            fields(
+                {
+                    "name": text,
+                    "class_name": text,
+                    "hyperparameter_names": rows(text),
+                    "groups": rows(
+                        fields(
+                            {
+                                "entry_indexes": rows(number()),
+                                "hyperparameters": rows(real),
+                            }
+                        )
+                    ),
+                    "exchange_count": number(),
+                    "loss_is_sum": flag,
+                }
+            )
+        ),
+        "clip_grad_norm": real,
+        "compression": text,
+    }
+)
+_BODY: Final = fields(
+    {
+        "name": text,
+        "job_id": text,
+        "release": text,
+        "created_unix_s": real,
+        "version": number(),
+        "clock": number(),
+        "mode": text,
+        "shard_count": number(1, SHARD_COUNT_MAX),
+        "chunk_bytes": number(0, CHUNK_BYTES_MAX),
+        "is_finite": flag,
+        "parts": rows(_FILE),
+        "state": rows(anything),
+        "terms": _TERMS,
+        "job": anything,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -213,15 +279,13 @@ class Manifest:
         """
         body = _opened(text)
         try:
-            for field, kind in _TYPES.items():
-                # bool is an int.
-                if not isinstance(body[field], kind) or (
-                    kind is int and isinstance(body[field], bool)
-                ):
-                    raise TypeError(f"its field {field!r} is no {kind}")
+            _BODY(body, "manifest")
+            if body["state"]:
+                _FILE(body["state"], "manifest.state")
+            check_job(body["job"])
             manifest = cls(
                 **{
-                    **{field: body[field] for field in _TYPES},
+                    **body,
                     "mode": Mode.labelled(body["mode"]),
                     "parts": tuple(FilePart(*part) for part in body["parts"]),
                     "state": FilePart(*body["state"]) if body["state"] else None,
@@ -245,15 +309,9 @@ class Manifest:
             return f"it is named {self.name[:64]!a}, and is of version {self.version}"
         if problem := name_problem(self.job_id):
             return f"its job {problem}"
-        if not (0 <= self.version <= NUMBER_MAX and 0 <= self.clock <= NUMBER_MAX):
-            return f"its version {self.version} or clock {self.clock} is out of range"
         if not 0 <= self.created_unix_s < _YEAR_10000_UNIX_S:
             return "it does not say when it was written"
-        if not 1 <= self.shard_count <= SHARD_COUNT_MAX:
-            return f"it is of {self.shard_count} shards, of 1 to {SHARD_COUNT_MAX}"
-        if self.chunk_bytes and not (
-            CHUNK_BYTES_MIN <= self.chunk_bytes <= CHUNK_BYTES_MAX
-        ):
+        if 0 < self.chunk_bytes < CHUNK_BYTES_MIN:
             return f"its chunks have {self.chunk_bytes} bytes"
         names = [
             part_name(index, self.shard_count) for index in range(self.shard_count)
@@ -263,12 +321,11 @@ class Manifest:
         if self.state is not None and self.state.name != STATE:
             return f"its registered state is no {STATE}"
         for part in self.files:
-            if not (
-                type(part.byte_count) is int
-                and 0 <= part.byte_count <= NUMBER_MAX
-                and _DIGEST.fullmatch(part.digest)
-            ):
-                return f"it says no size and digest of {part.name}"
+            if _DIGEST.fullmatch(part.digest) is None:
+                return f"it says no digest of {part.name}"
+        clip_grad_norm = self.terms.clip_grad_norm
+        if clip_grad_norm and not is_clip_norm(clip_grad_norm):
+            return f"it clips gradients to {clip_grad_norm}"
         self.terms.schema.validate()
         entry_count = len(self.terms.schema.entries)
         for spec in self.terms.optimizers:

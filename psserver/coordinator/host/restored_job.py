@@ -45,7 +45,9 @@ def newest_saved(
             checkpoints none of which counts: no job begins anew beside them unasked.
     """
     if verifies:
-        manifest, problems = folder.newest_good()
+        manifest, problems = folder.newest_good(
+            check=lambda each: saved_job_of(each, url)
+        )
         for name, texts in problems.items():
             log.warning("checkpoint %s is not used: %s", name, "; ".join(texts))
         if manifest is not None:

@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from psserver.coordinator.core.checkpoints import PendingCheckpoint
+from psserver.coordinator.core.job_model import JobModel
 from psserver.coordinator.core.start_point import SavedJob, StartPoint
 from psserver.coordinator.storage.job_codec import (
     dump_epoch,
@@ -63,6 +64,7 @@ def saved_job_of(manifest: Manifest, url: str) -> SavedJob:
     data = manifest.job
     try:
         record = load_record(json.dumps(data["record"]))
+        JobModel().restore(manifest.terms)  # refuses what no shard could run
         return SavedJob(
             job_id=manifest.job_id,
             job_seed=int(data["seed"]),

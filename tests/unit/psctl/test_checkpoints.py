@@ -21,7 +21,7 @@ from pswire.job_terms import JobTerms
 from pswire.membership import Mode
 from pswire.placement import place
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
-from tests.doubles.checkpoints import save
+from tests.doubles.checkpoints import job_of, save
 
 OLD, NEW = "step-000000000100", "step-000000000500"
 
@@ -240,10 +240,7 @@ def save_model(
         is_finite=True,
         parts=parts,
         terms=JobTerms(schema=schema, optimizers=()),
-        job={
-            "record": {"generation": 3},
-            "epochs": [["a", 1, {}], ["a", 2, {}], ["b", 0, {}]],
-        },
+        job=job_of(3, ("a", 1), ("a", 2), ("b", 0)),
     )
     folder.commit(manifest)
     return manifest
