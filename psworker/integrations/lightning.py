@@ -5,17 +5,21 @@ training data is split between the workers that there are when the training begi
 Validation and tests run whole in every worker.
 """
 
+import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
+from lightning.pytorch import __version__ as lightning_version
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.data import _update_dataloader, extract_batch_size
 from lightning_utilities.core.rank_zero import rank_zero_only
@@ -26,10 +30,12 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
 )
 
 import psworker
+from pswire.checkpoint.registered_state import NotStorableError, encode_states
 from psworker.connection import Connection
 from psworker.errors import ConfigurationError
 from psworker.integrations.weighed_steps import (
@@ -37,8 +43,12 @@ from psworker.integrations.weighed_steps import (
     SampleCounter,
     weigh_steps,
 )
+from psworker.optim.optimizer import PreparedOptimizer
 
 logger: Final = logging.getLogger("psworker")
+
+_STATE: Final = "lightning.trainer"
+"""What the trainer's progress is registered as."""
 
 
 class PSStrategy(SingleDeviceStrategy):
@@ -47,8 +57,10 @@ class PSStrategy(SingleDeviceStrategy):
     `fit` connects, joins with the module, its optimizers and schedulers, and leaves at
     its end. Automatic and manual optimization, accumulation and precision plugins work
     as ever. `trainer.is_global_zero` is true in the worker of rank 0, which alone
-    writes checkpoints. Workers meet in `optimizer.step()` only: `broadcast`, `barrier`
-    and `reduce` are those of one process, and metrics are a worker's own.
+    writes Lightning's checkpoints. Checkpoints of the job have the progress of the
+    trainer and of its callbacks, too: when the job goes on from one, so does `fit`,
+    whatever its `ckpt_path` is. Workers meet in `optimizer.step()` only: `broadcast`,
+    `barrier` and `reduce` are those of one process, and metrics are a worker's own.
     """
 
     strategy_name = "paramserver"
@@ -92,6 +104,7 @@ class PSStrategy(SingleDeviceStrategy):
         self._worker_count = 1
         self._last_states: list[dict[str, Any]] = []
         self._trainer: Trainer | None = None
+        self._progress: _Progress | None = None
 
     @property
     def connection(self) -> Connection:
@@ -137,6 +150,8 @@ class PSStrategy(SingleDeviceStrategy):
             if isinstance(config.scheduler, LRScheduler)
         ]
         optimizer_count = len(self.optimizers)
+        self._progress = progress = _Progress(trainer, schedulers)
+        ps.register_state(_STATE, progress)
         _, *prepared = ps.prepare(
             self.model,
             *self.optimizers,
@@ -151,6 +166,10 @@ class PSStrategy(SingleDeviceStrategy):
         self._worker_count = ps.worker_count
         self.global_rank = ps.rank
         rank_zero_only.rank = ps.rank  # type: ignore[attr-defined]
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, PreparedOptimizer):
+                optimizer.schedules.end_wait()
+        progress.begin(ps.worker_count)
 
     def process_dataloader(self, dataloader: object) -> object:
         """This worker's part of the training data."""
@@ -167,14 +186,29 @@ class PSStrategy(SingleDeviceStrategy):
                 "does: which part is this worker's is known only then; compute the "
                 "number of steps from your own figures"
             )
-        if self._worker_count == 1 or isinstance(
-            dataloader.sampler, DistributedSampler
-        ):
-            return dataloader
         if isinstance(dataloader.dataset, IterableDataset):
-            logger.warning(UNSPLIT_TEXT)
+            if self._worker_count > 1:
+                logger.warning(UNSPLIT_TEXT)
             return dataloader
-        return _update_dataloader(dataloader, self._split_sampler(dataloader))
+        sampler: Any = dataloader.sampler
+        # Of one worker, too: an epoch has to have the same order after a resume.
+        if not isinstance(sampler, DistributedSampler) and not isinstance(
+            ps, psworker.LocalConnection
+        ):
+            sampler = self._split_sampler(dataloader)
+        progress = self._progress
+        if progress is not None and progress.batch_count and dataloader.batch_size:
+            done = progress.batch_count * dataloader.batch_size
+            sampler = _WithoutDone(sampler, progress.epoch, done)
+        if sampler is dataloader.sampler:
+            return dataloader
+        return _update_dataloader(dataloader, sampler)
+
+    def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
+        """Notes where the trainer is, for checkpoints of the job."""
+        super().on_train_batch_start(batch, batch_idx)
+        if self._progress is not None:
+            self._progress.note()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, as in Lightning
         """Trains on the batch, which counts once a backward pass is made with it."""
@@ -232,6 +266,8 @@ class PSStrategy(SingleDeviceStrategy):
                 # For a checkpoint that is saved after `fit`.
                 self._last_states = [each.state_dict() for each in self.optimizers]
         if self._connection is not None and is_fit:
+            if self._progress is not None and not self._has_failed:
+                self._progress.note_end()
             self._connection.close()
         # Lightning moves the state of its optimizers, and theirs is on the shards.
         optimizers, self.optimizers = self.optimizers, []
@@ -251,6 +287,155 @@ class PSStrategy(SingleDeviceStrategy):
             rank=self.global_rank,
             shuffle=isinstance(sampler, RandomSampler),
         )
+
+
+class _Progress:
+    """Where a trainer is: what `fit` goes on with, as checkpoints of the job have it.
+
+    Attributes:
+        epoch: The one that is open.
+        batch_count: Batches of it that the job has trained on before this process.
+    """
+
+    def __init__(self, trainer: Trainer, schedulers: Sequence[LRScheduler]) -> None:
+        self._trainer = trainer
+        self._schedulers = schedulers
+        self._noted: dict[str, Any] = {}
+        self._noted_step = -1
+        self._loaded: dict[str, Any] = {}
+        self._has_begun = False
+        self._left_out: set[str] | None = None
+        self._worker_count = 1
+        self.epoch = 0
+        self.batch_count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of the newest step, once the batch after it has begun."""
+        return self._noted
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `begin` is to go on with."""
+        if self._has_begun:
+            logger.warning(
+                "the trainer goes on where it is, though the job has returned to a "
+                "checkpoint: its epochs, steps and callbacks are not set back"
+            )
+            return
+        self._loaded = state
+
+    def begin(self, worker_count: int) -> None:
+        """Has the trainer go on where the job does, before its loops run."""
+        self._has_begun = True
+        self._worker_count = worker_count
+        state, trainer = self._loaded, self._trainer
+        if not state:
+            return
+        self._noted = state
+        loops = state["loops"]
+        batches = loops["epoch_loop.batch_progress"]
+        is_open = not batches["is_last_batch"]
+        before = state["worker_count"]
+        if before != worker_count and is_open:
+            # Each has another share of the epoch now: so many of its own batches.
+            done = batches["current"]["completed"] * before // worker_count
+            batches["current"] = dict.fromkeys(batches["current"], done)
+            logger.warning(
+                "the job goes on with %d workers, and had %d: what is left of the "
+                "epoch is dealt anew, and some of its samples are seen twice, or not",
+                worker_count,
+                before,
+            )
+        trainer.fit_loop.load_state_dict(loops)
+        saved = {
+            "callbacks": state["callbacks"],
+            "pytorch-lightning_version": lightning_version,
+        }
+        call._call_callbacks_load_state_dict(trainer, saved)
+        # The job knows their steps as of its last push; the script made more since.
+        for scheduler, count in zip(
+            self._schedulers, state["scheduler_steps"], strict=False
+        ):
+            while scheduler.last_epoch < count:
+                scheduler.step()
+        connector = trainer._checkpoint_connector
+        if connector._loaded_checkpoint:
+            logger.warning(
+                "ckpt_path is not used: the job goes on from its own checkpoint, in "
+                "which the trainer has made %d steps",
+                trainer.global_step,
+            )
+            connector._loaded_checkpoint = {}
+        if is_open:
+            self.epoch = loops["epoch_progress"]["current"]["processed"]
+            self.batch_count = batches["current"]["completed"]
+
+    def note(self) -> None:
+        """A batch begins: what was done with those before it, if there was a step."""
+        if self._trainer.global_step == self._noted_step:
+            return
+        self._noted_step = self._trainer.global_step
+        state = self._state()
+        batches = state["loops"]["epoch_loop.batch_progress"]
+        for counts in (batches["total"], batches["current"]):
+            counts["ready"] = counts["started"] = counts["completed"]
+        batches["is_last_batch"] = False
+        self._noted = state
+
+    def note_end(self) -> None:
+        """The trainer has come to its end."""
+        self._noted = self._state()
+
+    def _state(self) -> dict[str, Any]:
+        callbacks = call._call_callbacks_state_dict(self._trainer)
+        if self._left_out is None:
+            self._left_out = _not_storable(callbacks)
+        return {
+            "loops": copy.deepcopy(self._trainer.fit_loop.state_dict()),
+            "callbacks": {
+                name: state
+                for name, state in callbacks.items()
+                if name not in self._left_out
+            },
+            "scheduler_steps": [each.last_epoch for each in self._schedulers],
+            "worker_count": self._worker_count,
+        }
+
+
+def _not_storable(callbacks: dict[str, Any]) -> set[str]:
+    """Names of the callbacks whose states are not plain, with a warning for each."""
+    found = set()
+    for name, state in callbacks.items():
+        try:
+            encode_states({name: state})
+        except NotStorableError as error:
+            found.add(name)
+            logger.warning(
+                "a callback's state is in no checkpoint of the job: %s", error
+            )
+    return found
+
+
+class _WithoutDone(Sampler[int]):
+    """A sampler without the samples of the open epoch that were trained on."""
+
+    def __init__(self, sampler: Sampler[int], open_epoch: int, count: int) -> None:
+        self._sampler = sampler
+        self._open_epoch = self._epoch = open_epoch
+        self._count = count
+
+    def set_epoch(self, epoch: int) -> None:
+        """Has the next iteration be of this epoch."""
+        self._epoch = epoch
+        if isinstance(self._sampler, DistributedSampler):
+            self._sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        done = self._count if self._epoch == self._open_epoch else 0
+        return islice(iter(self._sampler), done, None)
+
+    def __len__(self) -> int:
+        # Of the whole epoch, in which the trainer counts on from what is done.
+        return len(self._sampler)  # type: ignore[arg-type]
 
 
 def _plain(optimizer: Optimizer) -> Optimizer:

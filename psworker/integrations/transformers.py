@@ -4,9 +4,13 @@ The training data is split between the workers that there are when the training 
 Evaluation runs whole in every worker, and the worker of rank 0 alone saves.
 """
 
+import dataclasses
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -20,6 +24,9 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import get_last_checkpoint
 
 from psworker.connection import Connection
 from psworker.errors import ConfigurationError, JobEndedError
@@ -31,6 +38,12 @@ from psworker.integrations.weighed_steps import (
 from psworker.optim.optimizer import PreparedOptimizer
 
 logger: Final = logging.getLogger("psworker")
+
+_STATE: Final = "transformers.trainer"
+"""What the trainer's progress is registered as."""
+
+_LOG_BYTES_MAX: Final = 1 << 20
+"""Of the trainer's log, the newest part of which goes into checkpoints of the job."""
 
 
 class PSCallback(TrainerCallback):
@@ -89,6 +102,8 @@ class PSTrainerMixin(_TrainerBehind):
 
     `max_grad_norm` is that of the gradient over all workers. A step weighs as many
     samples as are behind it, or as many tokens where the loss is a mean over tokens.
+    Checkpoints of the job have the trainer's progress and scheduler, too: when the job
+    goes on from one, so does `train`, whatever its `resume_from_checkpoint` is.
     """
 
     optimizer: Any
@@ -104,24 +119,49 @@ class PSTrainerMixin(_TrainerBehind):
         self._samples = SampleCounter()
         self._is_joined = False
         self._worker_count = 1
+        self._progress = _Progress(self)
+        self._loads_checkpoint = True
         self._ps_callback = PSCallback(connection)
         super().__init__(*args, **kwargs)
         # First, so that those which write logs see what it adds.
         self.callback_handler.callbacks.insert(0, self._ps_callback)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, the trainer's own
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        *args: Any,  # noqa: ANN401, the trainer's own
+        **kwargs: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
         """Joins the job with the model and its optimizer, and trains.
+
+        Args:
+            resume_from_checkpoint: A folder that a trainer has saved, or True for the
+                last one. A job that goes on from a checkpoint of its own needs none.
+            args: The trainer's own.
+            kwargs: The trainer's own.
 
         Raises:
             ConfigurationError: The arguments ask for what a worker can't do.
         """
         self._refuse()
+        folder = resume_from_checkpoint or None
         if not self._is_joined:
+            if folder is True:
+                # None where the job is new: nothing was saved, or the job goes on.
+                folder = get_last_checkpoint(self.args.output_dir)
+            if folder:
+                # Before joining: the values of the model are those of a new job.
+                self._load_from_checkpoint(str(folder))
             self._join()
         if self._worker_count > 1 and isinstance(self.train_dataset, IterableDataset):
             logger.warning(UNSPLIT_TEXT)
-        with self._clipped_by_job():
-            return super().train(*args, **kwargs)
+        with self._clipped_by_job(), self._progress.folder() as own:
+            if own and folder:
+                logger.warning(
+                    "resume_from_checkpoint is not used: the job goes on from its own "
+                    "checkpoint"
+                )
+            return super().train(own or folder, *args, **kwargs)
 
     def training_step(
         self,
@@ -150,6 +190,14 @@ class PSTrainerMixin(_TrainerBehind):
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         if self.is_world_process_zero():
             super()._save_checkpoint(*args, **kwargs)
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        if not self._is_joined:  # then the job's values count
+            super()._load_from_checkpoint(*args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self._progress.load_scheduler():
+            super()._load_optimizer_and_scheduler(checkpoint)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:  # noqa: ANN401
         data = self.train_dataset if train_dataset is None else train_dataset
@@ -191,6 +239,7 @@ class PSTrainerMixin(_TrainerBehind):
         objects = [self.model, self.optimizer]
         if self.lr_scheduler is not None:
             objects.append(self.lr_scheduler)
+        self._ps.register_state(_STATE, self._progress)
         norm = self.args.max_grad_norm
         self.optimizer = self._ps.prepare(*objects, clip_grad_norm=norm or None)[1]
         weigh_steps(self.optimizer, self._samples.take, self._ps_callback.end)
@@ -209,6 +258,79 @@ class PSTrainerMixin(_TrainerBehind):
             yield
         finally:
             self.args.max_grad_norm = norm
+
+
+class _Progress:
+    """Where a trainer is: what `train` goes on with, as checkpoints of the job have it.
+
+    As of its newest step, once the next one begins.
+    """
+
+    def __init__(self, trainer: Any) -> None:  # noqa: ANN401, a mixin's
+        self._trainer = trainer
+        self._loaded: dict[str, Any] = {}
+        self._has_begun = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The trainer's state as it saves it, and the scheduler's."""
+        trainer = self._trainer
+        state = dataclasses.replace(trainer.state)
+        handlers = [*trainer.callback_handler.callbacks, trainer.control]
+        state.stateful_callbacks = {
+            type(each).__name__: each.state()
+            for each in handlers
+            if isinstance(each, ExportableState)
+        }
+        scheduler = trainer.lr_scheduler
+        return {
+            "state": _json_of(state),
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `folder` is to have."""
+        if self._has_begun:
+            logger.warning(
+                "the trainer goes on where it is, though the job has returned to a "
+                "checkpoint: its steps, scheduler and callbacks are not set back"
+            )
+            return
+        self._loaded = state
+
+    @contextmanager
+    def folder(self) -> Iterator[str]:
+        """A folder that `train` goes on with, empty where the job is new."""
+        self._has_begun = True
+        if not self._loaded:
+            yield ""
+            return
+        with TemporaryDirectory(prefix="paramserver-trainer-") as folder:
+            text = self._loaded["state"]
+            Path(folder, TRAINER_STATE_NAME).write_text(text, encoding="utf-8")
+            yield folder
+        self._loaded = {}
+
+    def load_scheduler(self) -> bool:
+        """Sets the scheduler to the loaded state, if there is any."""
+        if not self._loaded:
+            return False
+        state, trainer = self._loaded["scheduler"], self._trainer
+        if state is not None:
+            scheduler = trainer.lr_scheduler
+            scheduler.load_state_dict(state)
+            rates = scheduler.get_last_lr()
+            for group, rate in zip(trainer.optimizer.param_groups, rates, strict=False):
+                group["lr"] = rate
+        return True
+
+
+def _json_of(state: TrainerState) -> str:
+    """The text of a trainer's state, without the oldest of a log that is too long."""
+    named = dataclasses.asdict(state)
+    log = named["log_history"]
+    while len(json.dumps(log)) > _LOG_BYTES_MAX:
+        del log[: len(log) // 2 + 1]
+    return json.dumps(named)
 
 
 class PSTrainer(PSTrainerMixin, Trainer):

@@ -2,15 +2,20 @@
 
 import copy
 import logging
+import os
+import signal
+import time
 import warnings
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
+from pswire.checkpoint.folder import CheckpointFolder
 from psworker.integrations.lightning import PSStrategy
 
 warnings.filterwarnings("ignore")
@@ -132,6 +137,127 @@ def refused(model: Regression, worker_id: str) -> None:
         print("refused:", error, flush=True)
 
 
+class Scheduled(Regression):
+    """Notes its losses, and what its rate is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: dict[int, tuple[float, float]] = {}
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        loss = super().training_step(batch, index)
+        assert self.trainer.optimizers is not None
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.losses[self.trainer.global_step] = (loss.item(), rate)
+        return loss
+
+    def configure_optimizers(self) -> Any:  # noqa: ANN401, of the trainer's many kinds
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.05)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+
+class Killed(pl.Callback):
+    """Counts batches, and dies once the job has a checkpoint."""
+
+    def __init__(self, url: str = "") -> None:
+        self.count = 0
+        self._url = url
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.count = state_dict["count"]
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:  # noqa: ANN401
+        self.count += 1
+        if self._url and trainer.global_step >= 7:
+            # A checkpoint of this very step is complete once the trainer has gone on.
+            folder, until_s = CheckpointFolder(self._url), time.monotonic() + 1
+            while time.monotonic() < until_s:
+                if folder.newest_good().manifest is not None:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(0.02)
+
+
+def fit_epochs(
+    strategy: PSStrategy | str,
+    epoch_count: int,
+    ckpt_path: str | None = None,
+    *callbacks: pl.Callback,
+) -> pl.Trainer:
+    """The same data and first values each time."""
+    torch.manual_seed(0)
+    model = Scheduled()
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(24, 3, generator=generator))
+    trainer = pl.Trainer(
+        strategy=strategy,
+        accelerator="cpu",
+        max_epochs=epoch_count,
+        logger=False,
+        callbacks=list(callbacks),
+        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, DataLoader(data, batch_size=4), ckpt_path=ckpt_path)
+    return trainer
+
+
+def losses_of(trainer: pl.Trainer) -> dict[int, tuple[float, float]]:
+    model = trainer.lightning_module
+    assert isinstance(model, Scheduled)
+    return model.losses
+
+
+def is_close(ours: pl.Trainer, theirs: pl.Trainer) -> bool:
+    """Whether the losses and rates of all steps that ours made are theirs."""
+    mine, others = losses_of(ours), losses_of(theirs)
+    return bool(mine) and all(
+        torch.allclose(torch.tensor(mine[step]), torch.tensor(others[step]), rtol=1e-5)
+        for step in mine
+    )
+
+
+def train_until_killed(url: str, folder: str) -> None:
+    saver = ModelCheckpoint(folder, save_last=True)
+    fit_epochs(PSStrategy(), 3, None, Killed(url), saver)
+
+
+def go_on(folder: str) -> None:
+    """With the switch of Lightning, which has a file of an epoch's end."""
+    whole = fit_epochs("auto", 3)
+    killed = Killed()
+    saver = ModelCheckpoint(folder, save_last=True)
+    trainer = fit_epochs(PSStrategy(), 3, "last", killed, saver)
+    first = min(losses_of(trainer))
+    print("went on", 0 < first < 18, is_close(trainer, whole), flush=True)
+    print("ended", trainer.global_step, trainer.current_epoch, killed.count, flush=True)
+
+
+def report(title: str, ours: pl.Trainer, whole: pl.Trainer) -> None:
+    """Says which steps were made, and whether they are those of the whole."""
+    steps = losses_of(ours)
+    print(title, min(steps), max(steps), is_close(ours, whole), flush=True)
+
+
+def exchange(folder: str) -> None:
+    """Files of Lightning's own: plain, then a job, then plain again."""
+    whole = fit_epochs("auto", 3)
+    plain = fit_epochs("auto", 1)
+    plain.save_checkpoint(f"{folder}/plain.ckpt")
+    ours = fit_epochs(PSStrategy(), 2, f"{folder}/plain.ckpt")
+    print(
+        "from plain", *sorted(losses_of(ours))[::5], is_close(ours, whole), flush=True
+    )
+    ours.save_checkpoint(f"{folder}/ours.ckpt")
+    again = fit_epochs("auto", 3, f"{folder}/ours.ckpt")
+    print(
+        "to plain", *sorted(losses_of(again))[::5], is_close(again, whole), flush=True
+    )
+
+
 def main() -> None:
     """Each of them, in a job of its own kind."""
     try:
@@ -146,9 +272,16 @@ def main() -> None:
 if __name__ == "__main__":
     import sys
 
-    if sys.argv[1] == "manual":
-        compare(Manual, "w0")
-    elif sys.argv[1] == "bf16":
-        in_bf16()
-    else:
-        main()
+    match sys.argv[1:]:
+        case ["manual"]:
+            compare(Manual, "w0")
+        case ["bf16"]:
+            in_bf16()
+        case ["killed", url, folder]:
+            train_until_killed(url, folder)
+        case ["goes on", folder]:
+            go_on(folder)
+        case ["exchange", folder]:
+            exchange(folder)
+        case _:
+            main()

@@ -5,6 +5,7 @@ do. Two workers with batches of 32 in order make the steps of one with 64.
 """
 
 import re
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from psserver.edge.checkpoint_interval import CheckpointInterval
 from tests.integration.job import Job, deviation
 from tests.integration.processes import Processes
 
@@ -206,6 +208,61 @@ def test_a_step_of_transformers_weighs_its_tokens_until_the_job_is_over(
         assert line == "stopped 5 4"
         assert processes.code("w") == 0
         assert "training stops: the job is over" in processes.log("w")
+
+
+@pytest.mark.parametrize("library", ["lightning", "transformers"])
+@pytest.mark.timeout(240)
+def test_a_trainer_goes_on_where_the_job_does_after_all_were_killed(
+    tmp_path: Path, library: str
+) -> None:
+    pytest.importorskip(library, reason=f"pip install 'paramserver[{library}]'")
+    url, saved = str(tmp_path / "checkpoints"), str(tmp_path / "saved")
+    settings: dict[str, Any] = {
+        "sockets": True,
+        "checkpoint_url": url,
+        "checkpoint_interval": CheckpointInterval(step_count=5),
+    }
+    script = f"{library}_worker"
+    with Processes(tmp_path) as processes:
+        with Job(tmp_path / "first", **settings) as job:
+            start(processes, "first", job, script, "killed", url, saved)
+            assert processes.code("first", IMPORT_TIMEOUT_S) == -signal.SIGKILL
+        with Job(tmp_path / "second", **settings) as job:
+            start(processes, "second", job, script, "goes on", saved)
+            assert processes.code("second", IMPORT_TIMEOUT_S) == 0
+        lines = [
+            each
+            for each in processes.rest("second")
+            if each.startswith(("went on", "ended"))
+        ]
+        assert "is not used: the job goes on from its own" in processes.log("second")
+    expected = {
+        "lightning": ["went on True True", "ended 18 3 18"],
+        "transformers": ["went on 18 18", "ended 18 True"],
+    }
+    assert lines == expected[library]
+
+
+@pytest.mark.parametrize("library", ["lightning", "transformers"])
+@pytest.mark.timeout(240)
+def test_what_a_trainer_saves_goes_on_with_a_job_and_without(
+    tmp_path: Path, library: str
+) -> None:
+    pytest.importorskip(library, reason=f"pip install 'paramserver[{library}]'")
+    with Job(tmp_path / "job", sockets=True) as job, Processes(tmp_path) as processes:
+        folder = tmp_path / "saved"
+        start(processes, "w", job, f"{library}_worker", "exchange", str(folder))
+        assert processes.code("w", IMPORT_TIMEOUT_S) == 0
+        lines = [
+            each
+            for each in processes.rest("w")
+            if each.startswith(("from plain", "to plain"))
+        ]
+    expected = {
+        "lightning": ["from plain 6 11 True", "to plain 12 17 True"],
+        "transformers": ["from plain 6 True", "to plain 18 True"],
+    }
+    assert lines == expected[library]
 
 
 def start(processes: Processes, name: str, job: Job, script: str, *given: str) -> None:

@@ -1,7 +1,9 @@
 """What `test_integrations` has `PSTrainer` do and refuse."""
 
+import os
 import signal
 import sys
+import time
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +18,7 @@ from transformers import (
 )
 
 import psworker
+from pswire.checkpoint.folder import CheckpointFolder
 from psworker.integrations.transformers import PSTrainer
 
 
@@ -146,11 +149,11 @@ class Watching(TrainerCallback):
         steps = self._trainer.optimizer._steps
         step = steps.step
 
-        def noted(*given: Any, weight: float, **named: Any) -> Any:  # noqa: ANN401
-            self.weights.append(weight)
+        def noted(wanted: Any) -> Any:  # noqa: ANN401
+            self.weights.append(wanted.weight)
             if len(self.weights) == 5:
                 raise psworker.JobEndedError("the job is over")  # as shards would say
-            return step(*given, weight=weight, **named)
+            return step(wanted)
 
         steps.step = noted
 
@@ -175,5 +178,99 @@ def tokens(folder: str) -> None:
         print("stopped", trainer.state.global_step, ps.clock, flush=True)
 
 
+class Killed(TrainerCallback):
+    """Dies once the job has a checkpoint."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def on_step_end(self, args: object, state: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401
+        if state.global_step >= 7:
+            # A checkpoint of this very step is complete once the trainer has gone on.
+            folder, until_s = CheckpointFolder(self._url), time.monotonic() + 1
+            while time.monotonic() < until_s:
+                if folder.newest_good().manifest is not None:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(0.02)
+
+
+def train_epochs(
+    folder: str,
+    epoch_count: int,
+    resume: str | bool = False,
+    *callbacks: TrainerCallback,
+    connection: psworker.Connection | None = None,
+) -> Trainer:
+    """The same data and first values each time; saves every 4 steps."""
+    given = arguments(folder)
+    given.set_save(strategy="steps", steps=4, total_limit=2)
+    given.set_optimizer(name="adamw_torch", learning_rate=0.01)
+    given.set_lr_scheduler(
+        name="constant_with_warmup", num_epochs=epoch_count, warmup_steps=8
+    )
+    kind: Any = Trainer
+    named: dict[str, Any] = {}
+    if connection is not None:
+        kind, named = PSTrainer, {"connection": connection}
+    trainer: Trainer = kind(
+        model=new_language_model(),
+        args=given,
+        train_dataset=texts(),
+        callbacks=list(callbacks),
+        **named,
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def logged(trainer: Trainer) -> list[list[float]]:
+    """Step, loss and rate of each step, also of those before a resume."""
+    names = ("step", "loss", "learning_rate")
+    log = trainer.state.log_history
+    return [[entry[name] for name in names] for entry in log if "loss" in entry]
+
+
+def is_close(ours: Trainer, theirs: Trainer) -> bool:
+    mine, others = torch.tensor(logged(ours)), torch.tensor(logged(theirs))
+    return torch.allclose(mine, others[: len(mine)], rtol=1e-4, atol=1e-7)
+
+
+def train_until_killed(url: str, folder: str) -> None:
+    with psworker.connect() as ps:
+        train_epochs(folder, 3, False, Killed(url), connection=ps)
+
+
+def go_on(folder: str) -> None:
+    """With the switch of Transformers, which has a folder of its own."""
+    whole = train_epochs(f"{folder}-whole", 3)
+    with psworker.connect() as ps:
+        trainer = train_epochs(folder, 3, True, connection=ps)
+        print("went on", ps.clock, len(logged(trainer)), flush=True)
+    print("ended", trainer.state.global_step, is_close(trainer, whole), flush=True)
+
+
+def exchange(folder: str) -> None:
+    """Folders of Transformers' own: plain, then a job, then plain again."""
+    whole = train_epochs(f"{folder}-whole", 3)
+    train_epochs(folder, 1)
+    with psworker.connect() as ps:
+        ours = train_epochs(folder, 2, True, connection=ps)
+        print("from plain", ps.clock, is_close(ours, whole), flush=True)
+    again = train_epochs(folder, 3, True)
+    print("to plain", len(logged(again)), is_close(again, whole), flush=True)
+
+
 if __name__ == "__main__":
-    {"refuse": refuse, "log": log, "tokens": tokens}[sys.argv[1]](sys.argv[2])
+    match sys.argv[1:]:
+        case ["refuse", folder]:
+            refuse(folder)
+        case ["log", folder]:
+            log(folder)
+        case ["tokens", folder]:
+            tokens(folder)
+        case ["killed", url, folder]:
+            train_until_killed(url, folder)
+        case ["goes on", folder]:
+            go_on(folder)
+        case ["exchange", folder]:
+            exchange(folder)
