@@ -9,15 +9,10 @@ from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2
 
 
-def cut_request(
-    report: CutReport, *, job_id: str, shard_index: int, incarnation: int
-) -> messages.ReportCutRequest:
-    """Writes a report of one start of one shard."""
+def cut_request(report: CutReport) -> messages.ReportCutRequest:
+    """Writes a report; whose it is, its sender says."""
     return messages.ReportCutRequest(
-        job_id=job_id,
         snapshot_id=report.snapshot_id,
-        shard_index=shard_index,
-        incarnation=incarnation,
         failure=report.failure,
         workers=[holding_message(holding) for holding in report.holdings],
     )
@@ -36,16 +31,11 @@ def read_cut_report(message: messages.ReportCutRequest) -> CutReport:
     )
 
 
-def part_request(
-    report: PartReport, *, job_id: str, shard_index: int, incarnation: int
-) -> messages.ReportCheckpointRequest:
-    """Writes a report of one start of one shard."""
+def part_request(report: PartReport) -> messages.ReportCheckpointRequest:
+    """Writes a report; whose it is, its sender says."""
     part = report.part
     return messages.ReportCheckpointRequest(
-        job_id=job_id,
         snapshot_id=report.snapshot_id,
-        shard_index=shard_index,
-        incarnation=incarnation,
         part=None
         if part is None
         else messages.CheckpointPart(

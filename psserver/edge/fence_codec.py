@@ -13,16 +13,11 @@ from pswire.membership_codec import (
 from pswire.v1 import coordinator_service_pb2 as messages
 
 
-def fence_request(
-    report: FenceReport, *, job_id: str, shard_index: int, incarnation: int
-) -> messages.ReportFenceRequest:
-    """Writes a report of one start of one shard."""
+def fence_request(report: FenceReport) -> messages.ReportFenceRequest:
+    """Writes a report; whose it is, its sender says."""
     chosen, committed, measured = report.chosen, report.committed, report.measured
     return messages.ReportFenceRequest(
-        job_id=job_id,
         fence_number=report.fence_number,
-        shard_index=shard_index,
-        incarnation=incarnation,
         workers=[holding_message(holding) for holding in report.holdings],
         trailer_clock_max=report.trailer_clock_max,
         touched_clock_max=report.touched_clock_max,

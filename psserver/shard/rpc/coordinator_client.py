@@ -45,6 +45,11 @@ PROGRESS_INTERVAL_S = 1.0
 log = logging.getLogger("psserver.shard")
 
 Response = TypeVar("Response")
+Request = (
+    messages.ReportFenceRequest
+    | messages.ReportCutRequest
+    | messages.ReportCheckpointRequest
+)
 
 
 class CoordinatorClient:
@@ -173,39 +178,23 @@ class CoordinatorClient:
                 log.debug("progress was not taken: %s", error.details())
 
     async def _send_report(self, host: ShardHost, report: Report) -> None:
+        stub = self._stub
         if isinstance(report, FenceReport):
-            fence = fence_request(
-                report,
-                job_id=host.job_id,
-                shard_index=host.shard_index,
-                incarnation=host.incarnation,
-            )
-            fence.process_id = self._process_id
-            await self._until_answered(
-                lambda: self._stub.ReportFence(fence, timeout=CALL_TIMEOUT_S)
-            )
+            await self._send(host, stub.ReportFence, fence_request(report))
         elif isinstance(report, CutReport):
-            cut = cut_request(
-                report,
-                job_id=host.job_id,
-                shard_index=host.shard_index,
-                incarnation=host.incarnation,
-            )
-            cut.process_id = self._process_id
-            await self._until_answered(
-                lambda: self._stub.ReportCut(cut, timeout=CALL_TIMEOUT_S)
-            )
+            await self._send(host, stub.ReportCut, cut_request(report))
         else:
-            part = part_request(
-                report,
-                job_id=host.job_id,
-                shard_index=host.shard_index,
-                incarnation=host.incarnation,
-            )
-            part.process_id = self._process_id
-            await self._until_answered(
-                lambda: self._stub.ReportCheckpoint(part, timeout=CALL_TIMEOUT_S)
-            )
+            await self._send(host, stub.ReportCheckpoint, part_request(report))
+
+    async def _send(
+        self, host: ShardHost, call: Callable[..., Awaitable[object]], request: Request
+    ) -> None:
+        """Sends a report of this start of the shard until it is taken."""
+        request.job_id = host.job_id
+        request.shard_index = host.shard_index
+        request.incarnation = host.incarnation
+        request.process_id = self._process_id
+        await self._until_answered(lambda: call(request, timeout=CALL_TIMEOUT_S))
 
     async def _until_answered(
         self, call: Callable[[], Awaitable[Response]]
