@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Final, Self
 
-from psctl import tether
 from psctl.failures import CommandError
+from pswire.tether import tethered
 
 STOP_TIMEOUT_S: Final = 2.0
 """What a child gets to end by itself, after which it's killed."""
@@ -120,7 +120,7 @@ class Children:
         self._logs.append(log)
         process = subprocess.Popen(
             [
-                *(sys.executable, "-I", str(tether.__file__), str(os.getpid())),
+                *tethered(signal.SIGKILL),
                 *self._prefix,
                 # -P: what lies in the current folder must not shadow a package.
                 *(sys.executable, "-P", "-m", *command),

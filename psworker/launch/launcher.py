@@ -21,6 +21,7 @@ from typing import Final
 
 from pswire.end_signals import EndWish, Heard
 from pswire.exit_codes import ExitCode, exit_code_of_return_code
+from pswire.tether import tethered
 from psworker.launch.launch_plan import (
     STEADY_S,
     LaunchPlan,
@@ -223,7 +224,11 @@ class Launcher:
             if self.stopped.is_set():
                 return 128 + (self.stopped_by or signal.SIGTERM)
             process = subprocess.Popen(
-                [sys.executable, *self._plan.command],
+                [
+                    # Or it would train on for a launcher that nobody can stop any more.
+                    *tethered(signal.SIGTERM),
+                    *(sys.executable, *self._plan.command),
+                ],
                 env={**environment, MARK_VARIABLE: str(mark)},
                 stdin=subprocess.DEVNULL if piped else None,
                 stdout=piped,

@@ -2439,6 +2439,19 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "processes of a launcher that is killed train on",
+        (
+            Edit(
+                f"{WORKER}/launch/launcher.py",
+                "                    *tethered(signal.SIGTERM),\n",
+                "",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/launch/test_launcher.py::test_processes_of_a_launcher_that_is_killed_are_ended",
+        ),
+    ),
+    PlantedBug(
         "a group of processes leaves what is left of the epoch returned to",
         (
             Edit(

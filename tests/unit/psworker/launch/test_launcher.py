@@ -502,3 +502,29 @@ raise psworker.ShardLostError("shard 1 was lost")
     )
     assert done.returncode == 1
     assert "ShardLostError: shard 1 was lost" in done.stderr
+
+
+def test_processes_of_a_launcher_that_is_killed_are_ended(
+    tmp_path: Path, coordinator: str
+) -> None:
+    path = script(
+        tmp_path,
+        """
+        import os, signal, sys
+
+        def end(number, frame):
+            os.write(1, b"ended by SIGTERM\\n")
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, end)
+        signal.alarm(20)  # where nobody ends it
+        os.write(1, b"here\\n")
+        while True:
+            signal.pause()
+        """,
+    )
+    with start("--coordinator", coordinator, "--", path) as launched:
+        assert launched.stdout is not None
+        assert launched.stdout.readline() == "here\n"
+        launched.kill()
+        assert launched.stdout.read() == "ended by SIGTERM\n"
