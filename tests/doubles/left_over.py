@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.start_point import StartPoint
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.job_terms import JobTerms
@@ -29,6 +30,7 @@ class LeftOver:
         start_count: Starts of the coordinator that are known.
         ghosts: Workers whose pushes may still be under way.
         used: Data that is behind pushes in the checkpoint, or was dropped.
+        epoch: All data of the job as of the checkpoint, if it leases any.
     """
 
     settings: CoordinatorSettings
@@ -39,6 +41,7 @@ class LeftOver:
     start_count: int = 0
     ghosts: Mapping[WorkerKey, DrivenWorker] = field(default_factory=dict)
     used: frozenset[DataRange] = frozenset()
+    epoch: EpochLedger | None = None
 
     def values_of(self, chunk_index: int) -> Counter[object]:
         """How often each push of before is in a chunk."""

@@ -57,8 +57,8 @@ class LossyDisk(Disk):
     def __init__(self, root: Path, operation_count: int = sys.maxsize) -> None:
         self.done_count = 0
         self._operation_count = operation_count
-        self._folders = {root: _Folder()}
-        self._folders |= {each: _Folder() for each in root.glob("*/")}
+        self._folders: dict[Path, _Folder] = {}
+        self._find(root)  # what is there already is durable
         self._root = root
         self._synced: dict[Path, bytes] = {}
 
@@ -104,6 +104,16 @@ class LossyDisk(Disk):
     def after_power_cut(self, root: Path, random: Random) -> None:
         """Writes what may be left of the folder to another one."""
         self._write(self._folders[self._root], root, random)
+
+    def _find(self, path: Path) -> _Folder:
+        found = self._folders[path] = _Folder()
+        for each in path.iterdir():
+            found.durable[each.name] = (
+                self._find(each)
+                if each.is_dir()
+                else _File(each.read_bytes(), is_synced=True)
+            )
+        return found
 
     def _begin(self) -> None:
         if self.done_count >= self._operation_count:

@@ -5,9 +5,10 @@ old one. Whatever anybody is told must be on the disk at that moment.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from psserver.coordinator.core.checkpoints import PendingCheckpoint
 from psserver.coordinator.core.coordinator import CoordinatorCore
@@ -51,6 +52,9 @@ from tests.doubles.driven_worker import DrivenWorker, Stage
 from tests.doubles.left_over import LeftOver
 from tests.doubles.links import Links
 from tests.doubles.simulated_shard import Image, SimulatedShard
+
+if TYPE_CHECKING:
+    from tests.doubles.world_folder import WorldFolder
 
 COORDINATOR = "coordinator"
 
@@ -112,17 +116,17 @@ class Saved:
     lost: frozenset[WorkerKey]
     terms: JobTerms
 
-    @property
-    def used(self) -> frozenset[DataRange]:
-        """Data that nobody would train again from here on."""
-        found: set[DataRange] = set()
-        for epoch in self.epochs:
-            dealt = (*epoch.held.values(), *epoch.queues.values(), epoch.returned)
-            left = {piece for pieces in dealt for piece in pieces}
-            starts = range(epoch.cursor)
-            begun = {DataRange(epoch.loader, epoch.epoch, s, s + 1) for s in starts}
-            found |= begun - left
-        return frozenset(found)
+
+def used_of(epochs: Iterable[EpochLedger]) -> frozenset[DataRange]:
+    """Data that nobody would train again from here on."""
+    found: set[DataRange] = set()
+    for epoch in epochs:
+        dealt = (*epoch.held.values(), *epoch.queues.values(), epoch.returned)
+        left = {piece for pieces in dealt for piece in pieces}
+        starts = range(epoch.cursor)
+        begun = {DataRange(epoch.loader, epoch.epoch, s, s + 1) for s in starts}
+        found |= begun - left
+    return frozenset(found)
 
 
 class SimulatedCoordinator:
@@ -141,6 +145,7 @@ class SimulatedCoordinator:
         start_count: Starts of the job's coordinator before this one.
         loses_shards: Whether shards may be lost, so that the job returns.
         returns: Checkpoints that the job has returned to.
+        folder: Where checkpoints are written, if that is a real one.
     """
 
     def __init__(
@@ -171,6 +176,7 @@ class SimulatedCoordinator:
         self._workers: dict[WorkerKey, DrivenWorker] = {}
         self._cuts: dict[int, tuple[DecideCut, Record]] = {}
         self.loses_shards = False
+        self.folder: WorldFolder | None = None
         self.returns: list[StartPoint] = []
         self.end_life: Callable[[], None] = lambda: None
         self.begin_again: Callable[[Saved, StartPoint], None] = lambda *_: None
@@ -184,6 +190,7 @@ class SimulatedCoordinator:
         if before is not None:
             self.disk.terms = before.terms
             self.disk.start_point = before.point
+            self.disk.epoch = before.epoch.copy() if before.epoch is not None else None
             self.disk.incarnations = dict(before.incarnations)
             self._restore(self.core)
         for shard in shards:
@@ -694,7 +701,13 @@ class SimulatedCoordinator:
                         ),
                     )
                 case WriteCheckpoint():
-                    shard.write(effect.snapshot_id, self._rng)
+                    folder, name = self.folder, effect.place.name
+                    save = (
+                        None
+                        if folder is None
+                        else partial(folder.write, name, shard.index)
+                    )
+                    shard.write(effect.snapshot_id, self._rng, save)
                 case ReleaseImage():
                     shard.release(effect.snapshot_id)
             shard.pump()
@@ -709,7 +722,10 @@ class SimulatedCoordinator:
                 version, attempt = checkpoint.cut.version, 1
                 while str(CheckpointName(version, attempt)) in self._folder:
                     attempt += 1
-                place = CheckpointPlace("", str(CheckpointName(version, attempt)))
+                name = str(CheckpointName(version, attempt))
+                if self.folder is not None:
+                    name = self.folder.begin(version)
+                place = CheckpointPlace("", name)
                 core.checkpoint_named(checkpoint.snapshot_id, place)
                 self.pump()
 
@@ -730,6 +746,8 @@ class SimulatedCoordinator:
                 manifest = manifest_of(
                     checkpoint, core.settings, (), created_unix_s=0.0
                 )
+                if self.folder is not None:
+                    self.folder.commit(manifest)
                 job = saved_job_of(manifest, "")
                 lost = self._lost_at[cut.snapshot_id]
                 self.saved.append(Saved(snapshot, job.epochs, lost, job.terms))

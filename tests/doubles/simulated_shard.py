@@ -328,14 +328,21 @@ class SimulatedShard:
             self.core.withdraw_cut(snapshot_id)
             self.pump()
 
-    def write(self, snapshot_id: int, rng: random.Random) -> None:
+    def write(
+        self,
+        snapshot_id: int,
+        rng: random.Random,
+        save: Callable[[Image], FilePart] | None = None,
+    ) -> None:
         """Writes what it has copied for a checkpoint, or can't."""
 
         def written() -> None:
-            part = FilePart(f"part-{self.index}", 1, "0" * 32)
-            report = PartReport(snapshot_id, part)
-            if snapshot_id not in self.copies or rng.random() < 0.1:
+            image = self.copies.get(snapshot_id)
+            if image is None or rng.random() < 0.1:
                 report = PartReport(snapshot_id, failure="it can't be written")
+            else:
+                part = FilePart(f"part-{self.index}", 1, "0" * 32)
+                report = PartReport(snapshot_id, save(image) if save else part)
             self.surroundings.report_part(self.index, report)
 
         self.threads.append(written)

@@ -11,10 +11,12 @@ from functools import partial
 
 from psserver.coordinator.core.roster import GONE
 from psserver.coordinator.core.start_point import StartPoint
+from psserver.coordinator.storage.saved_job import saved_job_of
 from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_report import FenceReport
 from psserver.shard.core.push import PushId, Reply
 from psserver.shard.core.shard_state import ShardRules
+from pswire.checkpoint.manifest import Manifest
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.leased_data import DataRange
 from pswire.membership import (
@@ -40,8 +42,9 @@ from tests.doubles.simulated_coordinator import (
     COORDINATOR,
     Saved,
     SimulatedCoordinator,
+    used_of,
 )
-from tests.doubles.simulated_shard import Call, SimulatedShard
+from tests.doubles.simulated_shard import Call, SimulatedShard, Values
 
 QUIET_TICK_COUNT_MAX = 600
 """Ticks of 100 ms without any message after which a world counts as stuck: longer
@@ -225,6 +228,24 @@ class World:
             point, generation=newest.record.generation, incarnation_floor=floor
         )
         return replace(left, point=point, incarnations={}, start_count=0)
+
+    def left_over(self, manifest: Manifest, values: Values) -> LeftOver:
+        """What a job finds that goes on from a checkpoint of this world."""
+        job = saved_job_of(manifest, "")
+        coordinator, before = self.coordinator, self.before
+        newest = coordinator.records[-1].generation if coordinator.records else 0
+        ghosts = before.ghosts if before is not None else {}
+        return LeftOver(
+            settings=self.settings,
+            point=replace(job.point, generation=max(newest, job.point.generation)),
+            terms=job.terms,
+            values=values,
+            incarnations=coordinator.disk.incarnations,
+            start_count=coordinator.start_count + 1,
+            ghosts={**ghosts, **self.workers},
+            used=used_of(job.epochs),
+            epoch=next(iter(job.epochs), None),
+        )
 
     @property
     def _is_over(self) -> bool:
@@ -438,7 +459,7 @@ class World:
             terms=saved.terms,
             values=dict(sorted(values.items())),
             ghosts={**(before.ghosts if before is not None else {}), **old},
-            used=saved.used,
+            used=used_of(saved.epochs),
         )
         self.coordinator.go_on_from(self.before)
         self._returning += old.values()

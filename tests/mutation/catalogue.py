@@ -1884,6 +1884,7 @@ BUGS = (
             ),
         ),
         tests=(
+            "tests/property/test_lost_writes.py",
             "tests/property/test_checkpoints.py::test_a_power_cut_leaves_the_old_or_the_new_one_whole",
         ),
     ),
