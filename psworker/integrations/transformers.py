@@ -42,8 +42,8 @@ logger: Final = logging.getLogger("psworker")
 _STATE: Final = "transformers.trainer"
 """What the trainer's progress is registered as."""
 
-_LOG_BYTES_MAX: Final = 1 << 20
-"""Of the trainer's log, the newest part of which goes into checkpoints of the job."""
+_LOG_LENGTH_MAX: Final = 1000
+"""Newest entries of the trainer's log that go into checkpoints of the job."""
 
 
 class PSCallback(TrainerCallback):
@@ -270,11 +270,15 @@ class _Progress:
         self._trainer = trainer
         self._loaded: dict[str, Any] = {}
         self._has_begun = False
+        self._log = 0, "[]"
 
     def state_dict(self) -> dict[str, Any]:
-        """The trainer's state as it saves it, and the scheduler's."""
+        """The trainer's state as it saves it, its log apart, and the scheduler's."""
         trainer = self._trainer
-        state = dataclasses.replace(trainer.state)
+        log = trainer.state.log_history
+        if len(log) != self._log[0]:  # this is called at each step
+            self._log = len(log), json.dumps(log[-_LOG_LENGTH_MAX:])
+        state = dataclasses.replace(trainer.state, log_history=[])
         handlers = [*trainer.callback_handler.callbacks, trainer.control]
         state.stateful_callbacks = {
             type(each).__name__: each.state()
@@ -283,7 +287,8 @@ class _Progress:
         }
         scheduler = trainer.lr_scheduler
         return {
-            "state": _json_of(state),
+            "state": json.dumps(dataclasses.asdict(state)),
+            "log": self._log[1],
             "scheduler": None if scheduler is None else scheduler.state_dict(),
         }
 
@@ -305,7 +310,9 @@ class _Progress:
             yield ""
             return
         with TemporaryDirectory(prefix="paramserver-trainer-") as folder:
-            text = self._loaded["state"]
+            state = json.loads(self._loaded["state"])
+            state["log_history"] = json.loads(self._loaded["log"])
+            text = json.dumps(state)
             Path(folder, TRAINER_STATE_NAME).write_text(text, encoding="utf-8")
             yield folder
         self._loaded = {}
@@ -322,15 +329,6 @@ class _Progress:
             for group, rate in zip(trainer.optimizer.param_groups, rates, strict=False):
                 group["lr"] = rate
         return True
-
-
-def _json_of(state: TrainerState) -> str:
-    """The text of a trainer's state, without the oldest of a log that is too long."""
-    named = dataclasses.asdict(state)
-    log = named["log_history"]
-    while len(json.dumps(log)) > _LOG_BYTES_MAX:
-        del log[: len(log) // 2 + 1]
-    return json.dumps(named)
 
 
 class PSTrainer(PSTrainerMixin, Trainer):
