@@ -90,6 +90,9 @@ class Membership:
                 self.first_values = first or self.first_values
                 if record is not None:
                     self._take_record(record)
+                elif self.member is None:
+                    # The job has returned to a checkpoint, and starts again.
+                    self.core.record = None
             case SeedOrder():
                 self.core.order = event
                 self.shards = event.shards

@@ -406,9 +406,11 @@ class Session:
         began, log = now(), WaitingLog()
         while not self.core.view_count:
             await self.membership.wait_change()
-        if self.membership.record is None:
-            return
-        while silent := await self.shards.reach.unreached(began):
+        # None also once the job has returned to a checkpoint meanwhile.
+        while self.membership.record is not None:
+            silent = await self.shards.reach.unreached(began)
+            if not silent:
+                return
             if now() >= began + timeout_s:
                 raise StartTimeoutError(
                     f"this worker could not ask to join within {timeout_s:g} s: "

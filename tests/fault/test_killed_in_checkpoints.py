@@ -8,7 +8,13 @@ import pytest
 
 from pswire.checkpoint.folder import CheckpointFolder
 from tests.doubles.children import Child, Nursery, wait_until
-from tests.fault.test_killed_whole_jobs import EPOCHS, WholeJob, undisturbed
+from tests.fault.test_killed_whole_jobs import (
+    EPOCHS,
+    LAST_CLOCK,
+    WORKERS,
+    WholeJob,
+    undisturbed,
+)
 
 FAILPOINTS: Final = (
     "shard.checkpoint_copied=kill@2",
@@ -24,6 +30,23 @@ COORDINATORS_FAILPOINTS: Final = (
 )
 """One in each life: the first makes one checkpoint before, the others none."""
 
+EVERYWHERE: Final = (
+    *(f"coordinator: checkpoint.{each}" for each in (
+        "begun=kill@2", "file_written=kill@4", "file_synced=kill@4",
+        "file_renamed=kill@4", "file_durable=kill@4", "complete=kill@2",
+        "file_removed=kill",
+    )),
+    *(f"shard-0: checkpoint.{each}=kill@2" for each in (
+        "file_written", "file_synced", "file_renamed", "file_durable",
+    )),
+    *(f"coordinator: coordinator.{each}" for each in (
+        "cut_decided=kill@2", "checkpoint_decided=kill@2", "checkpoint_parts=kill@2",
+        "checkpoint_committed=kill@2", "write_durable=kill@30",
+    )),
+    *(f"shard-0: shard.checkpoint_{each}=kill@2" for each in ("copied", "written")),
+)  # fmt: skip
+"""Failpoints of saving and pruning, by the daemon that reaches them."""
+
 
 class FailingJob(WholeJob):
     """The coordinator, or each of the shards, has a failpoint.
@@ -33,13 +56,15 @@ class FailingJob(WholeJob):
 
     Attributes:
         failpoint: Of the next life.
+        role: Who has it, where its name does not say so.
     """
 
     failpoint = ""
+    role = ""
 
     @property
     def _failing(self) -> str:
-        return self.failpoint.partition(".")[0]
+        return self.role or self.failpoint.partition(".")[0]
 
     def _start(self, name: str, *arguments: str, **environment: str) -> Child:
         if self.failpoint and name.startswith(self._failing):
@@ -57,6 +82,12 @@ class FailingJob(WholeJob):
 
         wait_until(lambda: bool(killed()), self.failpoint, 90)
         assert all(daemons[n].code == -signal.SIGKILL for n in killed()), self.logs()
+
+    def replace_dead(self) -> None:
+        """Starts those again that a failpoint has killed."""
+        for name, child in tuple(self.lives[-1].items()):
+            if child.code is not None:
+                self.replace(name, "-again")
 
 
 @pytest.mark.timeout(300)
@@ -105,3 +136,50 @@ def test_the_coordinator_may_die_wherever_it_has_one_made(
         assert job.ends() == expected
         first, second, third = versions
         assert first == second < third
+
+
+@pytest.mark.repeat
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("place", EVERYWHERE)
+def test_a_daemon_may_die_wherever_it_saves_and_others_live_on(
+    place: str, nursery: Nursery, tmp_path: Path
+) -> None:
+    """Another process takes its place; a shard's has all return to a checkpoint."""
+    expected = undisturbed(nursery, tmp_path / "undisturbed", "step")
+    role, _, failpoint = place.partition(": ")
+    job = FailingJob(nursery, tmp_path / "killed", "--checkpoint-keep=1")
+    job.failpoint, job.role = failpoint, role
+    with job:
+        job.start()
+        job.wait_killed()
+        job.failpoint = ""
+        job.replace_dead()
+        assert job.ends() == expected
+        job.wait_checkpoint(LAST_CLOCK * len(WORKERS))
+
+
+@pytest.mark.repeat
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["shard-0", "shard-1", "coordinator", "w0", "w1"])
+def test_anybody_may_die_while_the_job_returns_to_a_checkpoint(
+    name: str, nursery: Nursery, tmp_path: Path
+) -> None:
+    """A shard that takes the place of a killed one is killed as it loads, and then
+    another process before the shard that follows is there."""
+    expected = undisturbed(nursery, tmp_path / "undisturbed", "step")
+    job = FailingJob(nursery, tmp_path / "killed", "--on-worker-loss=wait")
+    with job:
+        job.start()
+        job.wait_checkpoint()
+        # A process does not know which shard it will be, and shard 1 has no chunk.
+        (lost,) = (
+            each for each in ("shard-0", "shard-1") if "shard 0 of job" in job.log(each)
+        )
+        job.failpoint, job.role = "shard.restore_read=kill", lost
+        job.replace(lost, "-loads")
+        job.wait_killed()
+        job.failpoint = ""
+        if name != lost:
+            job.replace(name, "-again")
+        job.replace_dead()
+        assert job.ends() == expected

@@ -30,6 +30,7 @@ class WholeJob:
 
     Attributes:
         lives: Of each start of all, its processes by name.
+        killed: Processes that were replaced alone, by name.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class WholeJob:
         self._address = str(free_address())
         self._shard_count = 0
         self.lives: list[dict[str, Child]] = []
+        self.killed: list[tuple[str, Child]] = []
 
     def start(self, *, shard_count: int = 2, holds: Sequence[int] = ()) -> None:
         """Starts everything, by lines that differ in nothing else."""
@@ -60,13 +62,28 @@ class WholeJob:
         for index in range(shard_count):
             self._start_shard(index)
         for name in WORKERS:
-            self._start(
-                name,
-                *(self._script, str(self._epochs), "0.1"),
-                *(self._schedule, *map(str, holds)),
-                PS_COORDINATOR=self._address,
-                PS_WORKER_ID=name,
-            )
+            self._start_worker(name, holds=holds)
+
+    def replace(self, name: str, suffix: str) -> None:
+        """SIGKILL of one process, and another by the same lines, under its name.
+
+        Args:
+            name: Which.
+            suffix: Of the new one's files.
+        """
+        life = self.lives[-1]
+        killed = life.pop(name)
+        with suppress(ProcessLookupError):  # one that a failpoint has killed
+            killed.send(signal.SIGKILL)
+        killed.wait_end()
+        self.killed.append((name, killed))
+        if name == "coordinator":
+            self._start_coordinator(suffix)
+        elif name in WORKERS:
+            self._start_worker(name, suffix)
+        else:
+            self._start_shard(int(name.removeprefix("shard-")), suffix)
+        life[name] = life.pop(name + suffix)
 
     def kill(self) -> None:
         """SIGKILL of all processes, at once."""
@@ -117,7 +134,7 @@ class WholeJob:
 
     def wait_clock(self, clock: int) -> None:
         """Returns once a worker has reached a clock."""
-        self._wait(
+        self.wait(
             lambda: any(each["clock"] >= clock for each in self.steps(-1)),
             f"clock {clock}",
         )
@@ -130,7 +147,7 @@ class WholeJob:
             file: What there is of it: by default all, `part-*` where it may wait for
                 what scripts have registered.
         """
-        self._wait(
+        self.wait(
             lambda: any(
                 int(each.name[5:17]) >= above for each in self.checkpoints(file)
             ),
@@ -145,7 +162,7 @@ class WholeJob:
     def wait_held(self, count: int = 1) -> None:
         """Returns once all workers stand still, for this time."""
         life = self.lives[-1]
-        self._wait(
+        self.wait(
             lambda: all(len(life[n].events("holds")) == count for n in WORKERS),
             "all to hold",
         )
@@ -158,7 +175,7 @@ class WholeJob:
     def ends(self) -> list[dict[str, Any]]:
         """What each worker says at its end."""
         life = self.lives[-1]
-        self._wait(lambda: all(life[n].code is not None for n in WORKERS), "the end")
+        self.wait(lambda: all(life[n].code is not None for n in WORKERS), "the end")
         assert [life[name].code for name in WORKERS] == [0, 0], self.logs()
         return [life[name].events("end")[0] for name in WORKERS]
 
@@ -204,6 +221,17 @@ class WholeJob:
             *("--listen=127.0.0.1:0", f"--state-dir={state}"),
         )
 
+    def _start_worker(
+        self, name: str, suffix: str = "", *, holds: Sequence[int] = ()
+    ) -> None:
+        self._start(
+            f"{name}{suffix}",
+            *(self._script, str(self._epochs), "0.1"),
+            *(self._schedule, *map(str, holds)),
+            PS_COORDINATOR=self._address,
+            PS_WORKER_ID=name,
+        )
+
     def _start(self, name: str, *arguments: str, **environment: str) -> Child:
         folder = self._folder / f"life-{len(self.lives)}"
         folder.mkdir(exist_ok=True, parents=True)
@@ -213,7 +241,7 @@ class WholeJob:
         self.lives[-1][name] = child
         return child
 
-    def _wait(self, is_over: Any, what: str) -> None:  # noqa: ANN401
+    def wait(self, is_over: Any, what: str) -> None:  # noqa: ANN401
         def is_so() -> bool:
             dead = [n for n, c in self.lives[-1].items() if c.code not in (None, 0)]
             assert not dead, f"{dead} ended before {what}:\n{self.logs()}"

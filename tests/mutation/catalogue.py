@@ -2116,6 +2116,17 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a worker that waits to join asks the shards of before a return",
+        (
+            Edit(
+                "psworker/member/membership.py",
+                "                elif self.member is None:\n",
+                "                elif False:\n",
+            ),
+        ),
+        tests=("tests/unit/psworker/member/test_membership.py",),
+    ),
+    PlantedBug(
         "a head of a part whose digest is not compared",
         (
             Edit(

@@ -466,13 +466,14 @@ class CoordinatorHost:
     def _return(self, effect: ReturnToCheckpoint) -> None:
         """Ends all watches of shards, which register again if they live.
 
-        Those of members end by themselves.
+        Those of members end by themselves. Who waits to become one learns that there is
+        no shard to be asked before.
         """
         log.warning(
             "the job returns to %s, and what was trained since is trained again: %s",
             *(effect.start_point, effect.reason),
         )
-        self._send(effect, workers=False)
+        self._send(effect)
         self._queues = {
             watcher: queue
             for watcher, queue in self._queues.items()

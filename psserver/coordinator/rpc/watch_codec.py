@@ -12,6 +12,7 @@ from psserver.coordinator.core.coordinator_effects import (
     OrderSeed,
     Prepare,
     ReleaseImage,
+    ReturnToCheckpoint,
     WantState,
     WriteCheckpoint,
 )
@@ -148,7 +149,7 @@ def worker_event(
                 ],
             )
             return messages.WatchWorkerResponse(state_wanted=wanted)
-        case Announce():
+        case Announce() | ReturnToCheckpoint():
             # A member needs the shards' addresses too: the whole view.
             return messages.WatchWorkerResponse(view=worker_view(core))
         case EndJob():

@@ -48,6 +48,19 @@ async def test_a_view_tells_shards_and_place() -> None:
     assert membership.member == member(ME, 1)
 
 
+async def test_a_view_of_a_job_that_starts_again_leaves_no_record() -> None:
+    """It has returned to a checkpoint: who waits to join asks shards for nothing."""
+    waiting, evicted = Membership(ME), Membership(OTHER)
+    for membership in (waiting, evicted):
+        membership.take(WorkerView(record(3, OTHER), SHARDS))
+
+    for membership in (waiting, evicted):
+        membership.take(WorkerView(None, ()))
+
+    assert (waiting.record, waiting.shards) == (None, ())
+    assert evicted.record == record(3, OTHER), "its own eviction says what became of it"
+
+
 async def test_an_earlier_start_under_the_same_id_is_not_this_worker() -> None:
     membership = Membership(ME)
 
