@@ -2,6 +2,7 @@
 
 import json
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
 from psserver.coordinator.core.checkpoints import CommittedCheckpoint
-from psserver.coordinator.rpc.status_report import status_message
+from psserver.coordinator.rpc.status_report import checkpoint_status, status_message
 from psserver.coordinator.storage.saved_job import saved_job_of
 from psserver.edge.checkpoint_interval import CheckpointInterval
 from psserver.edge.monotonic import now_ms
@@ -318,6 +319,45 @@ def test_a_checkpoint_is_made_by_command(nursery: Nursery, tmp_path: Path) -> No
             assert again.stdout.startswith("step-000000000001 (version 1, clock 1, ")
             shown = psctl(nursery, job, "status")
             assert "checkpoint  version 1, " in shown.stdout
+
+
+@pytest.mark.parametrize("hanging", ["commit", "prune"])
+def test_a_folder_that_hangs_is_named_and_keeps_no_coordinator_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: str
+) -> None:
+    ended = threading.Event()
+    saver = "psserver.coordinator.host.checkpoint_saver"
+    monkeypatch.setattr(f"{saver}.LAST_CHECKPOINT_S", 0.5)
+    monkeypatch.setattr("psserver.coordinator.core.checkpoints.SLOW_MS", 1)
+    write = CheckpointFolder.commit if hanging == "commit" else CheckpointFolder.prune
+
+    def hang(folder: CheckpointFolder, *arguments: Any) -> object:  # noqa: ANN401, either
+        ended.wait()
+        return write(folder, *arguments)
+
+    monkeypatch.setattr(CheckpointFolder, hanging, hang)
+    try:
+        with job_in(tmp_path, workers_min=1) as job:
+            worker = Worker.of(job, "a")
+            with worker.ps:
+                worker.step()
+                core = job.coordinator.core
+                if hanging == "commit":
+                    with pytest.raises(Refusal, match="no checkpoint within"):
+                        job.run(job.coordinator.checkpoints.save(0.5))
+                    status = job.ask(
+                        lambda: checkpoint_status(core.checkpoints, now_ms())
+                    )
+                    assert "for its folder to take the manifest" in status.failure
+                job.stop_coordinator()
+                names = folder_in(tmp_path).names()
+                assert len(names) == 1
+                assert folder_in(tmp_path).is_complete(names[0]) == (hanging == "prune")
+                ended.set()
+                job.start_coordinator()
+                job.wait_workers(1, WorkerState.MEMBER)
+    finally:
+        ended.set()
 
 
 def test_a_running_job_returns_to_a_checkpoint_by_command(

@@ -2027,6 +2027,19 @@ BUGS = (
         tests=("tests/unit/psserver/coordinator/storage/test_hostile_manifests.py",),
     ),
     PlantedBug(
+        "a checkpoint that hangs left out of the status",
+        (
+            Edit(
+                "psserver/coordinator/rpc/status_report.py",
+                "checkpoints.waiting_text(now_ms) or checkpoints.failure",
+                "checkpoints.failure",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_checkpoints.py::test_a_folder_that_hangs_is_named_and_keeps_no_coordinator_from_ending",
+        ),
+    ),
+    PlantedBug(
         "checkpoints pruned before a newer one was read back",
         (
             Edit(

@@ -34,6 +34,9 @@ STATE_WAIT_MS = 600_000
 """Longest wait for the registered state of the worker that leads, from the decision of
 a cut: at the end of an epoch its script may evaluate before it goes on."""
 
+SLOW_MS = 60_000
+"""Time from a cut after which a status says what its checkpoint waits for."""
+
 LAST_STATE_WAIT_MS = 20_000
 """The same of the last checkpoint, before this process ends."""
 
@@ -299,6 +302,29 @@ class Checkpoints:
             return False
         return now_ms - pending.decided_ms >= self.settings.timeout_ms
 
+    def waiting_text(self, now_ms: int) -> str:
+        """What the one in the making has long waited for, in words; else empty."""
+        pending = self.pending
+        if pending is None or now_ms - pending.decided_ms < SLOW_MS:
+            return ""
+        indexes = range(self._shard_count)
+        missing = [i for i in indexes if i not in pending.holdings]
+        unwritten = [i for i in indexes if i not in pending.parts]
+        if missing:
+            awaited = f"{_shards_text(missing)} to copy"
+        elif pending.place is None:
+            awaited = "its folder to answer"
+        elif unwritten:
+            awaited = f"{_shards_text(unwritten)} to write"
+        elif pending.state_of is not None:
+            awaited = f"the registered state of {pending.state_of}"
+        else:
+            awaited = "its folder to take the manifest"
+        passed_s = (now_ms - pending.decided_ms) // 1000
+        return (
+            f"the one of version {pending.cut.version} waits {passed_s} s for {awaited}"
+        )
+
     def late_state(self, now_ms: int) -> PendingCheckpoint | None:
         """The one that has waited too long for registered state, if it is so."""
         pending = self.pending
@@ -340,3 +366,7 @@ class Checkpoints:
         self.answered = self._serving
         self._since_ms = since_ms
         self._is_owed = False
+
+
+def _shards_text(indexes: list[int]) -> str:
+    return " and ".join(f"shard {index}" for index in indexes)

@@ -232,7 +232,10 @@ class CheckpointSaver:
         )
         try:
             await self._made(LAST_CHECKPOINT_S, needs_all_shards=True)
-            await self.pruned()
+            async with asyncio.timeout(LAST_CHECKPOINT_S):
+                await self.pruned()
+        except TimeoutError:
+            log.warning("older checkpoints are not deleted: the folder does not answer")
         except Refusal as refusal:
             log.warning("no last checkpoint: %s", refusal.message)
 

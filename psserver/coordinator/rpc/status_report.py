@@ -66,7 +66,7 @@ def checkpoint_status(
     status = messages.CheckpointStatus(
         url=shown_url(settings.url),
         interval=str(settings.interval),
-        failure=checkpoints.failure,
+        failure=checkpoints.waiting_text(now_ms) or checkpoints.failure,
     )
     if newest is not None:
         status.newest.CopyFrom(saved_message(newest, status.url, now_ms))
