@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from xxhash import xxh3_128
 
 from psserver.bench.apply import ShardApply
+from psserver.coordinator.storage.job_codec import dump_record
 from psserver.shard.core.core_image import CoreImage
 from psserver.shard.host.checkpoint_parts import written_part
 from psserver.shard.tensors.apply_engine import ApplyEngine
@@ -32,11 +33,14 @@ from pswire.checkpoint.manifest import Manifest, part_name
 from pswire.checkpoint.parts import write_part
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.freed_memory import keep_freed_memory
-from pswire.membership import Mode
+from pswire.membership import FenceKind, Mode, Record
 from pswire.torch_types import buffer_of
 
 _NAME: Final = "step-000000000001"
 _PART: Final = part_name(0, 1)
+_RECORD: Final = Record(
+    fence_number=1, generation=1, kind=FenceKind.MEMBERSHIP, members=()
+)
 _MIB: Final = 1 << 20
 
 
@@ -78,7 +82,14 @@ def write(shard: ShardApply, image: ShardImage, folder: Path) -> int:
             is_finite=is_finite,
             parts=(part,),
             terms=shard.terms,
-            job={},
+            job={
+                "seed": 0,
+                "record": json.loads(dump_record(_RECORD)),
+                "sequences": [],
+                "incarnations": {},
+                "epochs": [],
+                "splits": [],
+            },
         )
     )
     return part.byte_count
