@@ -50,6 +50,8 @@ def measure(workload: Workload, member: Member) -> None:
             seconds = took_s if counted_s is None else counted_s
             if repetition >= 0:
                 _report({"contender": name, "seconds": seconds / contender.amount})
+            else:
+                print(flush=True)  # a sign of life
     check_values(contenders, workload.tolerance)
 
 
