@@ -216,9 +216,9 @@ SCENARIOS = {
     ),
 }
 OPEN = {("shards lossy", 23)}
-"""Schedules that break a promise, and are not mended yet. In this one the first batch is
-dealt to nobody after a return to a checkpoint of clock 0; whether cores or the world are
-at fault is not known."""
+"""Schedules that break a promise, and are not mended yet. In this one the first batch
+is dealt to nobody after a return to a checkpoint of clock 0; whether cores or the world
+are at fault is not known."""
 
 BLOCK_COUNT = 4
 
