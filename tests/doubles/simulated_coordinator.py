@@ -584,6 +584,8 @@ class SimulatedCoordinator:
             self.disk.terms = change.terms
         if change.enrolments is not None:
             self.disk.enrolments = change.enrolments
+        if change.start_point is not None:
+            self.disk.epoch = None  # what has begun since is not begun any more
         for epoch in change.epochs:
             self.disk.epoch = epoch.copy()
         if change.start_point is not None:

@@ -215,11 +215,6 @@ SCENARIOS = {
         may_wait=True,
     ),
 }
-OPEN = {("shards lossy", 23)}
-"""Schedules that break a promise, and are not mended yet. In this one the first batch
-is dealt to nobody after a return to a checkpoint of clock 0; whether cores or the world
-are at fault is not known."""
-
 BLOCK_COUNT = 4
 
 
@@ -241,8 +236,6 @@ def check_life(world: World) -> None:
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_every_schedule_keeps_every_promise(name: str, block: int) -> None:
     for seed in seeds_of(block):
-        if (name, seed) in OPEN and ONE_SEED is None:
-            continue
         world = World(seed, SCENARIOS[name])
         world.end_life = check_life
         try:
