@@ -86,6 +86,7 @@ def start_daemons(
             f"{prefix}shard {index}",
             [
                 *("psserver", "shard", "--coordinator", str(address)),
+                *("--index", str(index)),
                 *("--listen", place.listens if place else "127.0.0.1:0"),
                 *(("--advertise", place.is_reached) if place else ()),
                 *("--state-dir", str(scratch / f"shard-{index}")),

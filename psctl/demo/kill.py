@@ -165,9 +165,9 @@ class Killing:
         said = self._children.log_tail("coordinator").splitlines()[-1]
         return CommandError(
             f"{name} was killed with SIGKILL at step {self.kill.step}.\n"
-            "Its values are lost with it: in this release that ends the job, as it "
-            f"did here\n{took_s:.1f} s later. The coordinator, which numbers shards as "
-            f"they come, said:\n{said}",
+            "Its values are lost with it, and the demo makes no checkpoints: that ends "
+            f"the job, as it did here\n{took_s:.1f} s later. With --checkpoint-dir, "
+            f"psserver goes on from the newest one. The coordinator said:\n{said}",
             ExitCode.PEER_UNAVAILABLE,
         )
 

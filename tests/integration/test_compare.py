@@ -79,6 +79,7 @@ def test_workers_that_keep_no_pace_are_measured(
         assert (run["staleness_max"] > 0) == (run["mode"] == "asp")
 
 
+@pytest.mark.repeat
 @pytest.mark.timeout(180)
 def test_without_matplotlib_all_but_the_picture_is_there(
     compare: Compare, tmp_path: Path

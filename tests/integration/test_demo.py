@@ -130,12 +130,13 @@ def test_training_goes_on_while_the_coordinator_starts_again(
     assert _figure("difference in points", done.stdout) <= POINTS_MAX
 
 
+@pytest.mark.repeat
 @pytest.mark.timeout(240)
 def test_a_killed_shard_ends_the_job_and_says_so(tmp_path: Path, run: Run) -> None:
     done = run(*TWELVE_EPOCHS, "--workers", "1", "--kill", "shard-1@20")
     assert done.returncode == 69
     assert "shard 1 was killed with SIGKILL at step 20" in done.stderr
-    assert "in this release that ends the job" in done.stderr
+    assert "the demo makes no checkpoints: that ends the job" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "model").exists()
 
