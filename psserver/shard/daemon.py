@@ -1,5 +1,6 @@
 """The shard daemon."""
 
+import asyncio
 import gc
 import logging
 import sys
@@ -86,10 +87,6 @@ async def run_shard(config: ShardConfig) -> None:
     add_HealthServicer_to_server(health, server)
     with held_folder(config.state_dir):
         address = bind(server, config.listen)
-        load_optimizers()  # 1.4 s of imports, before a worker could wait for them
-        # What modules are made of stays: a look through all of it for garbage takes
-        # tens of milliseconds, and holds up a step.
-        gc.freeze()
         await server.start()
         await health.set(SERVICE, health_messages.HealthCheckResponse.NOT_SERVING)
         announce("shard", address)
@@ -99,10 +96,24 @@ async def run_shard(config: ShardConfig) -> None:
             await stay(
                 _serve(config, str(config.advertise or address), late, health),
                 watch_descriptors(),
+                _import_optimizers(),
             )
         finally:
             await health.enter_graceful_shutdown()
             await stop(server)
+
+
+async def _import_optimizers() -> None:
+    """Imports what the first update needs, before a worker waits for it.
+
+    It takes 1.4 s, in which a shard that replaces a lost one has its place already and
+    reads its values.
+    """
+    await asyncio.to_thread(load_optimizers)
+    # What modules are made of stays: a look through all of it for garbage takes tens of
+    # milliseconds, and holds up a step.
+    gc.freeze()
+    await asyncio.Event().wait()  # as long as the shard serves
 
 
 async def _serve(

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from torch import nn
@@ -158,7 +159,7 @@ class Job:
             made = PreparedOptimizer(
                 inner, spec, stepper, given.bound, stepper.compression, stepper.calls
             )
-            made.before_step = self._session.rewinds.end
+            made.before_step = partial(self._go_on, spec.name)
             if stepper.overlaps:
                 made.watch_parameters(stepper.settle)
             return made
@@ -169,6 +170,12 @@ class Job:
         self._session.rewinds.add_follower(prepared.rewind)
         self._loop.run(self._session.announce_state)
         return prepared.follow_schedulers(is_late=stepper.member.base_clock > 0)
+
+    def _go_on(self, optimizer: str) -> None:
+        """A step begins, with which the script has gone on if it is not void."""
+        assert self._stepper is not None
+        if not self._stepper.is_void(optimizer):
+            self._session.rewinds.end()
 
     def exchange(
         self, call: NamedObjects, options: PrepareOptions

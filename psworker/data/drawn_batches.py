@@ -165,6 +165,15 @@ class Round:
             self.drawn.clear()
             self.is_over = True
 
+    def goes_on(self, optimizer: str, *, has_loader: bool) -> bool:
+        """Whether a step of an optimizer would not begin another round.
+
+        Args:
+            optimizer: Which one.
+            has_loader: Whether some loader has more for the script.
+        """
+        return not self.is_over and (has_loader or optimizer not in self.stepped)
+
     def step(self, optimizer: str, loaders: set[str], *, has_loader: bool) -> bool:
         """A step is made; returns whether it goes on with the round before.
 
@@ -173,9 +182,8 @@ class Round:
             loaders: Whose batches are behind it.
             has_loader: Whether some loader has more for the script.
         """
-        is_new = self.is_over or bool(loaders & self.pushed)
-        if not has_loader:
-            is_new |= optimizer in self.stepped
+        is_new = not self.goes_on(optimizer, has_loader=has_loader)
+        is_new |= bool(loaders & self.pushed)
         if is_new:
             self.is_over = False
             self.pushed.clear()
@@ -328,11 +336,21 @@ class DrawnBatches:
         for each in self.waiting:
             each.is_trained = False
 
+    def goes_on(self, optimizer: str) -> bool:
+        """Whether a step of an optimizer would belong to the round of the one before.
+
+        But for batches that were drawn ahead, which nobody can tell before the step.
+        """
+        return self._round.goes_on(optimizer, has_loader=self._has_loader)
+
+    @property
+    def _has_loader(self) -> bool:
+        """Whether some loader has more for the script."""
+        return any(draws.batches or not draws.is_over for draws in self._draws.values())
+
     def push(self, optimizer: str = "") -> PushedBatches:
         """Takes what is behind the gradient of a step of an optimizer."""
-        has_loader = any(
-            draws.batches or not draws.is_over for draws in self._draws.values()
-        )
+        has_loader = self._has_loader
         trained: list[Batch] = []
         passed_over: list[Batch] = []
         for draws in self._draws.values():

@@ -212,6 +212,11 @@ class PendingData:
             self._look()
             self._skip(self._batches.give_up(loader))
 
+    def goes_on(self, optimizer: str) -> bool:
+        """Whether a step of an optimizer goes on with the batch of the one before."""
+        with self._lock:
+            return self._batches.goes_on(optimizer)
+
     def take(self, optimizer: str = "") -> DrawnData:
         """What the next push of an optimizer carries.
 

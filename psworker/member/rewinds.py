@@ -47,6 +47,11 @@ class Rewinds:
         self._callbacks: list[RewindCallback] = []
         self._begun: tuple[Rewind, bytes] | None = None
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the job has returned, and the script has not gone on since."""
+        return self._begun is not None
+
     def add_follower(self, follow: Callable[[Rewind], Iterable[str]]) -> None:
         """Has `follow` set back what it can; it returns what stays, in words."""
         self._followers.append(follow)

@@ -85,6 +85,8 @@ class Stepper(Publisher):
 
     def _step(self, wanted: OptimizerStep) -> PushResult | None:
         """As `step`, which sees to errors that are none of psworker's."""
+        if wanted.load is None and self.is_void(wanted.spec.name):
+            return self.last_push
         if (result := self._open(wanted, takes_data=True)) is not None:
             return result
         self._session.script_state.step(self.sequence_acknowledged + 1)
@@ -102,6 +104,13 @@ class Stepper(Publisher):
         if self._hooks is not None:
             self._hooks.watch_gradients()
         return result
+
+    def is_void(self, optimizer: str) -> bool:
+        """Whether a step goes on with a batch from which the job has returned.
+
+        It pushes nothing: no checkpoint is within a batch, and the others begin one.
+        """
+        return self._session.rewinds.is_begun and self.pending.goes_on(optimizer)
 
     def _with_gradient(self, wanted: OptimizerStep) -> StepContents:
         """The gradient that is there, with its data, weight, norm and verdict."""
@@ -240,6 +249,7 @@ class Stepper(Publisher):
             and not self._has_stale_gradient
             and self._unfinished is None
             and self._late_joiner is None
+            and not self._session.rewinds.is_begun
         ):  # else the step finds out what there is to do
             place = self._session.core.next_push()
             self._sending.begin_ahead(

@@ -138,6 +138,66 @@ def test_a_job_that_loses_a_shard_ends_as_if_it_had_not(
         assert rewind.from_epoch == lost_at // STEPS_OF_EPOCH
 
 
+def train_gan(
+    job: Job, worker_id: str, at_batch: Callable[[str, int], object] = lambda *_: None
+) -> tuple[str, int]:
+    """Two optimizers that step on each batch; a digest of the models, and the clock."""
+    with connect(job, worker_id) as ps:
+        with ONE_AFTER_THE_OTHER:
+            torch.manual_seed(0)
+            maker: Any = nn.Linear(8, 8)
+            critic: Any = nn.Linear(8, 1)
+            inputs = torch.randn(BATCH_SIZE * STEPS_OF_EPOCH * len(WORKERS), 8)
+        by_maker: Any = torch.optim.Adam(maker.parameters(), lr=0.01)
+        by_critic: Any = torch.optim.Adam(critic.parameters(), lr=0.01)
+        loader: Any = DataLoader(TensorDataset(inputs), batch_size=BATCH_SIZE)
+        maker, critic, by_maker, by_critic, loader = ps.prepare(
+            maker, critic, by_maker, by_critic, loader
+        )
+        count = 0
+        for _ in range(EPOCHS):
+            for (real,) in loader:
+                count += 1
+                at_batch(worker_id, count)
+                by_critic.zero_grad()
+                made = maker(real)
+                (critic(made.detach()).mean() - critic(real).mean()).backward()
+                by_critic.step()
+                by_maker.zero_grad()
+                (-critic(made).mean()).backward()
+                by_maker.step()
+        return digest(maker.state_dict()) + digest(critic.state_dict()), ps.clock
+
+
+@pytest.mark.timeout(120)
+def test_what_is_left_of_a_batch_is_void_where_a_script_steps_twice_on_it(
+    tmp_path: Path,
+) -> None:
+    with job_in(tmp_path / "one", job_seed=5) as job:
+        works = dict.fromkeys(WORKERS, lambda name: train_gan(job, name))
+        with Crew(works) as crew:
+            expected = crew.results()
+    with (
+        job_in(tmp_path / "two", job_seed=5, lease_ttl_ms=2_000) as job,
+        ThreadPoolExecutor(1) as saver,
+    ):
+        saving: list[Future[Any]] = []
+
+        def disturb(worker_id: str, batch: int) -> None:
+            if (worker_id, batch) == ("b", 4):
+                saving.append(saver.submit(save, job))
+            elif (worker_id, batch) == ("b", 8) and len(saving) == 1:
+                saving.append(saving[0])
+                saving[0].result(30)
+                job.replace_shard(1)
+
+        works = dict.fromkeys(WORKERS, lambda name: train_gan(job, name, disturb))
+        with Crew(works) as crew:
+            found = crew.results()
+    assert expected == found
+    assert {clock for _, clock in found.values()} == {2 * EPOCHS * STEPS_OF_EPOCH}
+
+
 @pytest.mark.timeout(120)
 def test_processes_that_push_as_one_train_what_is_left_of_the_epoch_returned_to(
     tmp_path: Path,

@@ -2071,6 +2071,17 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a further step on a batch from which the job has returned is pushed",
+        (
+            Edit(
+                "psworker/steps/stepper.py",
+                "self._session.rewinds.is_begun and self.pending.goes_on(optimizer)",
+                "False",
+            ),
+        ),
+        tests=("tests/integration/test_rewinds.py",),
+    ),
+    PlantedBug(
         "registered state of another push than the cut's",
         (
             Edit(
@@ -2618,8 +2629,8 @@ BUGS = (
         (
             Edit(
                 f"{WORKER}/data/drawn_batches.py",
-                "        is_new = self.is_over or bool(loaders & self.pushed)\n",
-                "        is_new = self.is_over or not loaders\n",
+                "        is_new |= bool(loaders & self.pushed)\n",
+                "        is_new |= not loaders\n",
             ),
         ),
         tests=(f"{WORKER_TESTS}/data/test_drawn_batches.py",),

@@ -487,7 +487,10 @@ def continued(script: str, *, optimizer_count: int = 2) -> str:
             drawn.end("a")
             drawn.end("b")
         else:
+            goes_on = drawn.goes_on(what)
             found += "+" if drawn.push(what).continues_round else "|"
+            if "aa" not in script:  # nobody knows before what was drawn ahead
+                assert goes_on == (found[-1] == "+")
     return found
 
 
