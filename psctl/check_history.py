@@ -7,7 +7,7 @@ from typing import Final
 
 from psctl.failures import CommandError
 from psctl.history.findings import PROMISES, Findings
-from psctl.history.job_check import Job, check_job
+from psctl.history.job_check import check_job
 from psctl.history.lines import files_of, read_starts
 from psctl.tables import aligned, count_text
 from pswire.exit_codes import ExitCode
@@ -37,7 +37,7 @@ class HistoryReport:
     """
 
     file_count: int
-    job: Job
+    job_ids: Sequence[str]
     findings: Findings
     still_written: tuple[str, ...] = ()
 
@@ -65,7 +65,7 @@ class HistoryReport:
         findings = self.findings
         return {
             "schema_version": SCHEMA_VERSION,
-            "job_ids": list(self.job.job_ids),
+            "job_ids": list(self.job_ids),
             "file_count": self.file_count,
             "still_written": list(self.still_written),
             "counts": dict(sorted(findings.counts.items())),
@@ -85,13 +85,13 @@ class HistoryReport:
     def to_text(self) -> str:
         counts = self.findings.counts
         head = (
-            f"job {', '.join(map(printable, self.job.job_ids)) or '-'}: "
+            f"job {', '.join(map(printable, self.job_ids)) or '-'}: "
             f"{count_text(self.file_count, 'file')}, "
             f"{count_text(counts['workers'], 'worker')} "
             f"({count_text(counts['worker_starts'], 'start')}), "
             f"{count_text(counts['shards'], 'shard')}, "
             f"{count_text(counts['generations'], 'generation')}, "
-            f"{count_text(counts['evicted'], 'eviction')}\n"
+            f"{count_text(counts['evicted'], 'eviction')}{self._lives_text}\n"
             f"pushes: {counts['acknowledged']} acknowledged, "
             f"{counts['dropped']} dropped, "
             f"{counts['unknown_applied']} unknown and applied, "
@@ -111,6 +111,13 @@ class HistoryReport:
         table = aligned(("", "PROMISE", "CHECKED", "BROKEN"), rows)
         note = [self.still_written_text] if self.still_written else []
         return "\n\n".join([head, table, *self._breaks_text(), *note])
+
+    @property
+    def _lives_text(self) -> str:
+        returns = self.findings.counts["lives"] - 1
+        if returns < 1:
+            return ""
+        return f", {count_text(returns, 'return')} to a checkpoint"
 
     def _breaks_text(self) -> list[str]:
         texts = []
@@ -161,8 +168,8 @@ def check_history(paths: Sequence[Path]) -> HistoryReport:
     still_written = [
         file.name for file, size in later_sizes.items() if sizes.get(file) != size
     ]
-    job = check_job(starts, findings)
-    return HistoryReport(len(files), job, findings, tuple(still_written))
+    job_ids = check_job(starts, findings)
+    return HistoryReport(len(files), job_ids, findings, tuple(still_written))
 
 
 def _sizes_of(files: Iterable[Path]) -> dict[Path, int]:

@@ -6,6 +6,7 @@ from typing import Final
 
 from psctl.history.findings import Findings
 from psctl.history.lines import Line, Push, Start, Worker
+from psctl.history.lives import lives_of
 from psctl.history.shard_story import (
     APPLIED,
     DROPPED,
@@ -30,7 +31,7 @@ _SENSELESS: Final = (
 
 @dataclass(slots=True)
 class Job:
-    """Everything that is known of one job.
+    """Everything that is known of one life of a job.
 
     Attributes:
         job_ids: Its name, and others that should not be there.
@@ -57,8 +58,31 @@ class Job:
         return not newest.values["members"]
 
 
-def check_job(starts: Sequence[Start], findings: Findings) -> Job:
-    """Replays all histories and checks what they say together."""
+def check_job(starts: Sequence[Start], findings: Findings) -> list[str]:
+    """Replays all histories, and checks what they say together in each life.
+
+    Returns:
+        Names of the jobs that they are of, which should be one.
+    """
+    try:
+        lives = lives_of(starts)
+    except _SENSELESS:
+        lives = [list(starts)]  # the replay says which line is not understood
+    jobs = [_check_life(life, findings) for life in lives]
+    places: dict[str, str] = {}
+    for job in jobs:
+        places = {**job.job_ids, **places}
+    findings.require(
+        "files",
+        len(places) == 1,
+        next(iter(places.values()), "-"),
+        f"these are histories of {len(places)} jobs: {', '.join(places)}",
+    )
+    _count(jobs, findings)
+    return list(places)
+
+
+def _check_life(starts: Sequence[Start], findings: Findings) -> Job:
     job = Job()
     for start in starts:
         with_story(job, start, findings)
@@ -69,7 +93,6 @@ def check_job(starts: Sequence[Start], findings: Findings) -> Job:
     _check_all_or_nothing(job, findings)
     for shard in job.shards.values():
         _check_torn(shard, findings)
-    _count(job, findings)
     return job
 
 
@@ -124,12 +147,6 @@ def _note_record(job: Job, line: Line) -> None:
 
 def _check_whole(job: Job, findings: Findings) -> None:
     first = next(iter(job.job_ids.values()), "-")
-    findings.require(
-        "files",
-        len(job.job_ids) == 1,
-        first,
-        f"these are histories of {len(job.job_ids)} jobs: {', '.join(job.job_ids)}",
-    )
     for index in range(job.shard_count):
         findings.require(
             "files",
@@ -237,21 +254,27 @@ def _check_torn(shard: ShardStory, findings: Findings) -> None:
     )
 
 
-def _count(job: Job, findings: Findings) -> None:
+def _count(jobs: Sequence[Job], findings: Findings) -> None:
+    """Numbers of the whole job, of all of its lives together."""
     counts = findings.counts
-    counts["workers"] = len({story.worker.worker_id for story in job.workers})
-    counts["worker_starts"] = len({story.worker for story in job.workers})
-    counts["shards"] = len(job.shards)
-    counts["generations"] = len(job.records)
-    counts["evicted"] = len(job.evicted)
+    workers = [story.worker for job in jobs for story in job.workers]
+    counts["lives"] = len(jobs)
+    counts["workers"] = len({worker.worker_id for worker in workers})
+    counts["worker_starts"] = len(set(workers))
+    counts["shards"] = len({index for job in jobs for index in job.shards})
+    counts["generations"] = sum(len(job.records) for job in jobs)
+    counts["evicted"] = sum(len(job.evicted) for job in jobs)
     for name in ("lost", "applied_twice", "torn"):
         counts.setdefault(name, 0)
-    for push, sent in job.pushes.items():
-        counts["pushes"] += 1
-        if sent.is_acknowledged:
-            is_dropped = sent.outcome in (DROPPED, EVICTED)
-            counts["dropped" if is_dropped else "acknowledged"] += 1
-            continue
-        outcomes = [shard.pushes.get(push) for shard in job.shards.values()]
-        is_applied = any(state and state.outcome == APPLIED for state in outcomes)
-        counts["unknown_applied" if is_applied else "unknown_not_applied"] += 1
+    for job in jobs:
+        for push, sent in job.pushes.items():
+            counts["pushes"] += 1
+            counts[_counted_as(push, sent, job)] += 1
+
+
+def _counted_as(push: Push, sent: PushOfWorker, job: Job) -> str:
+    if sent.is_acknowledged:
+        return "dropped" if sent.outcome in (DROPPED, EVICTED) else "acknowledged"
+    outcomes = [shard.pushes.get(push) for shard in job.shards.values()]
+    is_applied = any(state and state.outcome == APPLIED for state in outcomes)
+    return "unknown_applied" if is_applied else "unknown_not_applied"

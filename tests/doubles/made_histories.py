@@ -72,7 +72,7 @@ def record(generation: int, members: tuple[str, ...], **values: object) -> Value
 def good(mode: str = "bsp", bound: int = 0) -> Histories:
     """Two workers, two shards, three clocks, then everybody leaves."""
     run = Histories()
-    first = record(1, WORKERS, mode=mode, bound=bound)
+    first = record(1, WORKERS, mode=mode, bound=bound, kind="start")
     last = record(
         2,
         (),
@@ -145,3 +145,29 @@ def broken(report: HistoryReport) -> dict[str, str]:
 def applied_twice(run: Histories) -> None:
     line = run.find("shard-0", "applied", chunk=2, clock=2)
     run.files["shard-0"].insert(run.files["shard-0"].index(line) + 1, dict(line))
+
+
+def returned() -> Histories:
+    """A run that was killed whole after its clocks, returned to its start and ended.
+
+    Files of the second life end in 2; the coordinator writes on in its own.
+    """
+    run = good()
+    for process in (*SHARDS, "coordinator"):
+        run.remove(process, "record", generation=2)
+    text = json.dumps(good().files)
+    for worker_id in WORKERS:
+        text = text.replace(f'["{worker_id}", 1', f'["{worker_id}", 2')
+    text = text.replace('"incarnation": 1', '"incarnation": 2')
+    for generation in (2, 1):
+        text = text.replace(
+            f'"generation": {generation}', f'"generation": {generation + 2}'
+        )
+    for process, lines in json.loads(text).items():
+        match process.partition("-"):
+            case ("worker", _, _):
+                process = f"{process.removesuffix('-1')}-2"
+            case ("shard", _, _):
+                process = f"{process}-2"
+        run.files.setdefault(process, []).extend(lines)
+    return run

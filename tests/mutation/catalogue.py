@@ -2082,6 +2082,11 @@ BUGS = (
         tests=("tests/integration/test_rewinds.py",),
     ),
     PlantedBug(
+        "histories of several lives checked as those of one",
+        (Edit("psctl/history/lives.py", "if len(order) < 2:", "if True:"),),
+        tests=("tests/unit/psctl/test_check_history.py",),
+    ),
+    PlantedBug(
         "registered state of another push than the cut's",
         (
             Edit(

@@ -13,6 +13,7 @@ from tests.doubles.made_histories import (
     broken,
     good,
     push,
+    returned,
 )
 
 
@@ -115,6 +116,36 @@ def test_a_push_that_was_thrown_away_counts_nowhere(tmp_path: Path) -> None:
     evicted_and_back(run, "fail")
     said = "thrown away when its worker was evicted, and on shard 0 it is applied"
     assert said in broken(run.check(tmp_path))["G1"]
+
+
+def test_a_job_that_returned_to_a_checkpoint_is_checked_life_by_life(
+    tmp_path: Path,
+) -> None:
+    run = returned()
+    # A worker that lives on finds out that its last push counts no more.
+    run.add("worker-a-2", "fail", op="push", push=push("a", 3))
+    report = run.check(tmp_path)
+    assert broken(report) == {}
+    counts = report.findings.counts
+    assert (counts["lives"], counts["worker_starts"], counts["shards"]) == (2, 4, 2)
+    assert (counts["pushes"], counts["acknowledged"], counts["lost"]) == (12, 12, 0)
+    assert "0 evictions, 1 return to a checkpoint" in report.to_text()
+
+
+@pytest.mark.parametrize("life", ["", "-2"])
+def test_each_life_keeps_the_promises(tmp_path: Path, life: str) -> None:
+    run = returned()
+    incarnation = 2 if life else 1
+    run.remove(f"shard-1{life}", "done", push=push("a", 3, incarnation))
+    report = run.check(tmp_path)
+    assert f"push 3 of a/{incarnation} was acknowledged as" in broken(report)["G1"]
+    assert report.findings.counts["lost"] == 1
+
+
+def test_a_shard_whose_history_of_a_life_is_missing_is_named(tmp_path: Path) -> None:
+    run = returned()
+    del run.files["shard-1-2"]
+    assert "the history of shard 1 is missing" in broken(run.check(tmp_path))["files"]
 
 
 def one_shard_only(run: Histories) -> None:
