@@ -64,9 +64,10 @@ class StateCopies:
         """The script makes a step, by the push of this number."""
         with self._lock:
             if sequence > self._steps[-1].sequence:
-                if not any(step.copies for step in self._steps):
-                    self._steps.clear()  # as of each of them there is nothing
-                self._steps.append(_AfterStep(sequence))
+                # Where there are no copies, there is nothing as of any of them.
+                kept = self._steps if any(each.copies for each in self._steps) else ()
+                # In one move: Ctrl-C may end the step between any two lines.
+                self._steps = deque([*kept, _AfterStep(sequence)])
             while len(self._steps) > 2 and (
                 len(self._steps) > STEP_COUNT_MAX or self._byte_count > BYTE_COUNT_MAX
             ):
