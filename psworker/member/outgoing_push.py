@@ -123,7 +123,9 @@ class OutgoingPush:
             held: Chunks that the shard has already.
         """
         opening = self._opening
-        position = 0
+        # Where the shard has them all, none needs to be built: of a push that a process
+        # of the same group has sent, another one asks what became of it.
+        position = len(self.chunk_indexes) if self.chunk_indexes <= held else 0
         self._has_reader = True
         while position < len(self.chunk_indexes):
             while position == len(self._chunks):

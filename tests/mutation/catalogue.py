@@ -2087,6 +2087,17 @@ BUGS = (
         tests=("tests/unit/psctl/test_check_history.py",),
     ),
     PlantedBug(
+        "who asks what became of a push waits for chunks that nobody builds",
+        (
+            Edit(
+                "psworker/member/outgoing_push.py",
+                "len(self.chunk_indexes) if self.chunk_indexes <= held else 0",
+                "0",
+            ),
+        ),
+        tests=("tests/unit/psworker/member/test_outgoing_push.py",),
+    ),
+    PlantedBug(
         "registered state of another push than the cut's",
         (
             Edit(

@@ -197,6 +197,18 @@ async def test_a_push_that_is_done_goes_again_without_chunks() -> None:
     assert not message.HasField("chunk")
 
 
+async def test_what_a_shard_has_all_chunks_of_goes_again_though_none_was_built() -> (
+    None
+):
+    """A process that takes over a group asks what became of the push of another."""
+    push = push_of((True, True), (3, 4))
+    async with asyncio.timeout(10):
+        (message,) = await sent(push, frozenset((3, 4)))
+    assert message.HasField("header")
+    assert message.HasField("trailer")
+    assert not message.HasField("chunk")
+
+
 async def test_a_push_without_chunks_is_header_and_trailer() -> None:
     (message,) = await sent(push_of((False, False), []))
 
