@@ -40,10 +40,13 @@ class Schedules:
             for group in optimizer.param_groups
         ]
         # By epoch, the steps taken when the script came to it, and how many of them
-        # after the last batch of the one before.
-        self._entered: dict[int, list[tuple[int, int]]] = {}
+        # after the last batch of the one before. Of the first one, in whose middle this
+        # process may have joined, nobody knows that.
+        self._entered: dict[int, list[tuple[int, int | None]]] = {}
         self._epoch = -1
         self._drawn_at: tuple[int, ...] = self.steps
+        # Which ones the script steps between two batches of an epoch.
+        self._is_by_batch = [False] * len(self._schedulers)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -78,6 +81,7 @@ class Schedules:
             if not isinstance(each, ReduceLROnPlateau):
                 for _ in range(theirs - own):
                     each.step()
+        self._drawn_at = self.steps
 
     def begin_again(self) -> None:
         """Sets all back to what they were when they were given.
@@ -92,16 +96,26 @@ class Schedules:
         for group, first in groups:
             for name, value in first.items():
                 set_hyperparameter(group, name, value)
+        self._drawn_at = self.steps
 
     def draw(self, epoch: int) -> None:
         """The script asks for a batch of an epoch."""
         if not self._schedulers:
             return
         steps = self.steps
-        if epoch != self._epoch:
-            between = zip(steps, self._drawn_at, strict=True)
-            self._entered[epoch] = [(now, now - before) for now, before in between]
-            self._epoch = epoch
+        between = [
+            now - before for now, before in zip(steps, self._drawn_at, strict=True)
+        ]
+        if epoch == self._epoch:
+            was = zip(self._is_by_batch, between, strict=True)
+            self._is_by_batch = [is_so or taken > 0 for is_so, taken in was]
+        elif epoch not in self._entered:
+            is_first = self._epoch < 0
+            self._entered[epoch] = [
+                (now, None if is_first else taken)
+                for now, taken in zip(steps, between, strict=True)
+            ]
+        self._epoch = epoch
         self._drawn_at = steps
 
     def enter_again(self, epoch: int) -> None:
@@ -110,11 +124,16 @@ class Schedules:
         The job has returned to before them, and the script goes on in a later epoch.
         """
         entered = self._entered.get(epoch, [])
-        for each, now, (then, between) in zip(
-            self._schedulers, self.steps, entered, strict=False
+        for each, now, (then, between), is_by_batch in zip(
+            self._schedulers, self.steps, entered, self._is_by_batch, strict=False
         ):
+            lacking = then - now
+            if between is not None:
+                lacking = min(between, lacking)
+            elif is_by_batch:
+                lacking = 0  # the script has made all of them with its batches
             if not isinstance(each, ReduceLROnPlateau):
-                for _ in range(min(between, then - now)):
+                for _ in range(lacking):
                     each.step()
 
     def await_script(self, before: Sequence[int], taken: Sequence[int]) -> None:

@@ -2530,14 +2530,25 @@ BUGS = (
         (
             Edit(
                 f"{WORKER}/optim/adjusters.py",
-                "range(min(between, then - now))",
-                "range(min(0, then - now))",
+                "lacking = min(between, lacking)",
+                "lacking = min(0, lacking)",
             ),
         ),
         tests=(
             f"{WORKER_TESTS}/optim/test_adjusters.py::test_steps_between_epochs_are_taken_where_the_script_takes_none",
             "tests/integration/test_rewinds.py",
         ),
+    ),
+    PlantedBug(
+        "steps of a scheduler are taken twice by who joined within an epoch",
+        (
+            Edit(
+                f"{WORKER}/optim/adjusters.py",
+                "                lacking = 0  # the script",
+                "                pass  # the script",
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/optim/test_adjusters.py",),
     ),
     PlantedBug(
         "a loaded scheduler's steps of before the job left out of the job's",

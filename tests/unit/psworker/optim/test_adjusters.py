@@ -169,6 +169,29 @@ def test_steps_between_epochs_are_taken_where_the_script_takes_none(
     assert again == begins[1:]
 
 
+@pytest.mark.parametrize("is_by_epoch", [False, True])
+def test_a_process_that_joined_in_the_middle_of_an_epoch_goes_through_its_beginning(
+    is_by_epoch: bool,
+) -> None:
+    """It joined in the second of three batches of epoch 1, and returns to epoch 0."""
+    _, scheduler, schedules = made("exponential")
+    schedules.catch_up(schedules.steps, (1 if is_by_epoch else 4,))
+
+    def train(epoch: int, count: int) -> None:
+        for _ in range(count):
+            schedules.draw(epoch)
+            if not is_by_epoch:
+                scheduler.step()
+
+    train(1, 2)
+    schedules.begin_again()
+    schedules.catch_up(schedules.steps, (0 if is_by_epoch else 1,))
+    schedules.enter_again(0)
+    train(0, 2)
+    schedules.enter_again(1)
+    assert schedules.steps == ((1,) if is_by_epoch else (3,))
+
+
 def test_a_checkpoint_at_the_end_of_an_epoch_lacks_what_comes_after_it() -> None:
     _, scheduler, schedules = made("exponential")
     for epoch in range(3):
