@@ -8,7 +8,6 @@ it is said first, and done only when it is asked for.
 
 import asyncio
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -29,11 +28,10 @@ from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import StateFolderError, held_folder
 from pswire.checkpoint.errors import MissingError
 from pswire.checkpoint.folder import CheckpointFolder
+from pswire.checkpoint.storage import Disk
 from pswire.names import printable
 
 SCHEMA_VERSION: Final = 1
-
-_POLL_S: Final = 0.05
 
 _FILES: Final = (
     DATABASE,
@@ -218,12 +216,9 @@ async def _living_shards(
     bind(server, listen)
     await server.start()
     try:
-        deadline = asyncio.get_running_loop().time() + wait_s
-        while asyncio.get_running_loop().time() < deadline:
-            known = [each for each in living.found.values() if each.clock is not None]
-            if len(known) >= shard_count:
-                break
-            await asyncio.sleep(_POLL_S)
+        await living.changes.wait_until(
+            lambda: living.known_count >= shard_count, timeout_s=wait_s
+        )
     finally:
         await stop(server)
     found = tuple(sorted(living.found.values()))
@@ -248,11 +243,7 @@ def _set_aside(state_dir: Path) -> Path:
             if (state_dir / name).exists():
                 (state_dir / name).rename(target / name)
         for folder in (target, state_dir):
-            file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(file)
-            finally:
-                os.close(file)
+            Disk().sync_folder(folder)
     except OSError as error:
         raise StateFolderError(
             f"the damaged files can't be moved to {target}: {error.strerror or error}"

@@ -1,5 +1,7 @@
 """Asks for the state of a job and for changes of it, for psctl. Without torch."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
@@ -19,8 +21,6 @@ from psworker.transport.call_error import translated
 from psworker.transport.values import Waiting
 
 if TYPE_CHECKING:
-    import grpc.aio
-
     from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceAsyncStub
 
 ANSWER_MARGIN_S: Final = 2.0
@@ -178,12 +178,10 @@ async def fetch_status(address: str, *, timeout_s: float) -> JobStatus:
         CallError: It gave no answer, or refused.
         Refusal: The answer can't be read.
     """
-    async with aio_channel(address, ChannelKind.CONTROL) as channel:
-        with translated(f"the coordinator at {address}"):
-            response = await _stub(channel).GetStatus(
-                pb.GetStatusRequest(protocol_version=PROTOCOL_VERSION),
-                timeout=timeout_s,
-            )
+    async with _coordinator(address) as stub:
+        response = await stub.GetStatus(
+            pb.GetStatusRequest(protocol_version=PROTOCOL_VERSION), timeout=timeout_s
+        )
     return status_of(response)
 
 
@@ -201,17 +199,16 @@ async def change_mode(
     Raises:
         CallError: It gave no answer, or refused.
     """
-    async with aio_channel(address, ChannelKind.CONTROL) as channel:
-        with translated(f"the coordinator at {address}"):
-            response = await _stub(channel).SetMode(
-                pb.SetModeRequest(
-                    protocol_version=PROTOCOL_VERSION,
-                    mode=membership_pb2.Mode.ValueType(mode),
-                    staleness_bound=staleness_bound,
-                    timeout_ms=round(timeout_s * 1000),
-                ),
-                timeout=timeout_s + ANSWER_MARGIN_S,
-            )
+    async with _coordinator(address) as stub:
+        response = await stub.SetMode(
+            pb.SetModeRequest(
+                protocol_version=PROTOCOL_VERSION,
+                mode=membership_pb2.Mode.ValueType(mode),
+                staleness_bound=staleness_bound,
+                timeout_ms=round(timeout_s * 1000),
+            ),
+            timeout=timeout_s + ANSWER_MARGIN_S,
+        )
     return ModeChange(response.generation, response.mode_clock)
 
 
@@ -225,15 +222,14 @@ async def save_checkpoint(address: str, *, timeout_s: float) -> SavedCheckpoint:
     Raises:
         CallError: It gave no answer, or refused.
     """
-    async with aio_channel(address, ChannelKind.CONTROL) as channel:
-        with translated(f"the coordinator at {address}"):
-            response = await _stub(channel).SaveCheckpoint(
-                pb.SaveCheckpointRequest(
-                    protocol_version=PROTOCOL_VERSION,
-                    timeout_ms=round(timeout_s * 1000),
-                ),
-                timeout=timeout_s + ANSWER_MARGIN_S,
-            )
+    async with _coordinator(address) as stub:
+        response = await stub.SaveCheckpoint(
+            pb.SaveCheckpointRequest(
+                protocol_version=PROTOCOL_VERSION,
+                timeout_ms=round(timeout_s * 1000),
+            ),
+            timeout=timeout_s + ANSWER_MARGIN_S,
+        )
     return _saved_of(response.saved)
 
 
@@ -251,24 +247,27 @@ async def restore_checkpoint(
     Raises:
         CallError: It gave no answer, or refused.
     """
-    async with aio_channel(address, ChannelKind.CONTROL) as channel:
-        with translated(f"the coordinator at {address}"):
-            response = await _stub(channel).RestoreCheckpoint(
-                pb.RestoreCheckpointRequest(
-                    protocol_version=PROTOCOL_VERSION,
-                    name=name,
-                    tries_only=tries_only,
-                    timeout_ms=round(timeout_s * 1000),
-                ),
-                timeout=timeout_s + ANSWER_MARGIN_S,
-            )
+    async with _coordinator(address) as stub:
+        response = await stub.RestoreCheckpoint(
+            pb.RestoreCheckpointRequest(
+                protocol_version=PROTOCOL_VERSION,
+                name=name,
+                tries_only=tries_only,
+                timeout_ms=round(timeout_s * 1000),
+            ),
+            timeout=timeout_s + ANSWER_MARGIN_S,
+        )
     return CheckpointReturn(
         _saved_of(response.saved), response.lost_step_count, tuple(response.undone)
     )
 
 
-def _stub(channel: "grpc.aio.Channel") -> "CoordinatorServiceAsyncStub":
-    return cast("CoordinatorServiceAsyncStub", CoordinatorServiceStub(channel))
+@asynccontextmanager
+async def _coordinator(address: str) -> AsyncIterator["CoordinatorServiceAsyncStub"]:
+    """Calls to a coordinator, whose errors become `CallError`."""
+    async with aio_channel(address, ChannelKind.CONTROL) as channel:
+        with translated(f"the coordinator at {address}"):
+            yield cast("CoordinatorServiceAsyncStub", CoordinatorServiceStub(channel))
 
 
 def status_of(message: pb.GetStatusResponse) -> JobStatus:

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 import grpc
 import grpc.aio
 
+from psserver.edge.changes import Changes
 from psserver.edge.decoding import decoded
 from psserver.edge.guard import Context, unary
 from pswire.reasons import ErrorReason, Refusal
@@ -44,10 +45,17 @@ class LivingShards(grpc.GenericRpcHandler):
 
     Attributes:
         found: Shards that have called, by job and index.
+        changes: Notified when one has.
     """
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, int], LivingShard] = {}
+        self.changes = Changes()
+
+    @property
+    def known_count(self) -> int:
+        """Shards that have said where they stand."""
+        return sum(each.clock is not None for each in self.found.values())
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
@@ -58,6 +66,7 @@ class LivingShards(grpc.GenericRpcHandler):
         async def refuse(requests: AsyncIterator[bytes], context: Context) -> NoReturn:
             async for data in requests:
                 await self._note(method, data)
+                self.changes.notify()
                 break
             raise Refusal(ErrorReason.RECOVERING, _WAIT)
 
