@@ -1,0 +1,135 @@
+"""What a process proves itself with: files of TLS, from the environment.
+
+Flags set the variables of the process, so that the processes it starts inherit them.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+TLS_CA_VARIABLE: Final = "PS_TLS_CA"
+TLS_CERTIFICATE_VARIABLE: Final = "PS_TLS_CERT"
+TLS_KEY_VARIABLE: Final = "PS_TLS_KEY"
+
+FILE_BYTES_MAX: Final = 1 << 20
+"""A bundle of a hundred certificates is a tenth of it."""
+
+
+class CredentialsError(ValueError):
+    """A file or variable proves nothing; the text says which, why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Files of TLS, PEM each.
+
+    Attributes:
+        ca: Certificates of the authorities that others' certificates are checked by.
+        certificate: This process's own, and those between it and the CA; None for a
+            client that shows none.
+        key: The private key of `certificate`.
+    """
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            given, missing = "--tls-cert", "--tls-key"
+            given_variable = TLS_CERTIFICATE_VARIABLE
+            missing_variable = TLS_KEY_VARIABLE
+            if self.certificate is None:
+                given, missing = missing, given
+                given_variable, missing_variable = missing_variable, given_variable
+            raise CredentialsError(
+                f"{given} ({given_variable}) is there without {missing} "
+                f"({missing_variable}): a certificate and its key go together; give "
+                "both, or neither"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What this process proves itself with to others.
+
+    Attributes:
+        tls: None for a process that talks without TLS.
+    """
+
+    tls: TlsFiles | None = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """What the variables name. An empty one counts as none.
+
+        Raises:
+            CredentialsError: What they name doesn't go together.
+        """
+        variables = os.environ if environ is None else environ
+        ca, certificate, key = (
+            Path(text) if (text := variables.get(name)) else None
+            for name in (TLS_CA_VARIABLE, TLS_CERTIFICATE_VARIABLE, TLS_KEY_VARIABLE)
+        )
+        if ca is None and certificate is None and key is None:
+            return cls()
+        return cls(tls=TlsFiles(ca=ca, certificate=certificate, key=key))
+
+
+def read_credential(path: Path, what: str, *, is_secret: bool) -> bytes:
+    """Reads a file of credentials whole.
+
+    A secret that others could read is refused. The rule is PostgreSQL's for its key
+    (be-secure-common.c): a file of root may be read by a group, as Kubernetes mounts
+    secrets for a pod with an fsGroup.
+
+    Args:
+        path: A regular file, or a link to one.
+        what: The option it was given by, for errors, as in `--tls-key`.
+        is_secret: Whether nobody else may read it.
+
+    Raises:
+        CredentialsError: It is none, or others could have read it.
+    """
+    try:
+        # Without O_NONBLOCK, opening a pipe would wait for whoever writes to it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        cure = "see whether the name is right"
+        if error.errno == errno.EACCES:
+            cure = "let the user that runs this process read it"
+        raise CredentialsError(
+            f"can't read {what} {path}: {error.strerror}; {cure}"
+        ) from error
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise CredentialsError(f"{what} {path} is no file: name a regular file")
+        if is_secret:
+            _refuse_readable(about, path, what)
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > FILE_BYTES_MAX:
+        raise CredentialsError(
+            f"{what} {path} has more than {FILE_BYTES_MAX >> 10} KiB: it is another "
+            "kind of file"
+        )
+    return content
+
+
+def _refuse_readable(about: os.stat_result, path: Path, what: str) -> None:
+    of_root = about.st_uid == 0 and os.geteuid() != 0
+    forbidden = 0o037 if of_root else 0o077
+    mode = stat.S_IMODE(about.st_mode)
+    if mode & forbidden:
+        raise CredentialsError(
+            f"{what} {path} can be read or changed by other users (mode {mode:04o}): "
+            f"whoever has it can act as this process; run `chmod 600 {path}`, and if "
+            "others may have read it, replace it"
+        )
