@@ -4,6 +4,7 @@ Channels are cheap and connect on the first call. Nothing here is shared: who ma
 channel closes it.
 """
 
+import ipaddress
 import os
 from enum import Enum
 from typing import Final
@@ -19,6 +20,13 @@ from pswire.keepalive import (
     keepalive_options,
 )
 from pswire.limits import MESSAGE_BYTES_MAX
+from pswire.security.certificates import Pem, certificates_of
+from pswire.security.credentials import (
+    TLS_CA_VARIABLE,
+    Credentials,
+    CredentialsError,
+)
+from pswire.security.proven_channel import ProvenChannel
 
 RECONNECT_BACKOFF_FIRST_MS: Final = 100
 """Wait before the second attempt to connect, growing by 1.6 each time."""
@@ -86,8 +94,26 @@ it, so that none may look through a set."""
 
 
 def aio_channel(address: str, kind: ChannelKind) -> grpc.aio.Channel:
-    """Makes a channel for the running event loop."""
-    channel = grpc.aio.insecure_channel(address, options=channel_options(kind))
+    """Makes a channel for the running event loop, with the credentials of the process.
+
+    Raises:
+        CredentialsError: They can't be used; the text says why.
+    """
+    certificates = certificates_of(Credentials.from_environment())
+    if certificates is None:
+        return _noted(grpc.aio.insecure_channel(address, options=channel_options(kind)))
+    target = certified_name(address)
+    return ProvenChannel(
+        certificates,
+        lambda pem: _noted(
+            grpc.aio.secure_channel(
+                target, channel_credentials(pem), options=channel_options(kind)
+            )
+        ),
+    )
+
+
+def _noted(channel: grpc.aio.Channel) -> grpc.aio.Channel:
     _channels.setdefault(os.getpid(), WeakSet()).add(channel)
     return channel
 
@@ -108,5 +134,45 @@ def has_inherited_channels() -> bool:
 
 
 def blocking_channel(address: str, kind: ChannelKind) -> grpc.Channel:
-    """Makes a channel whose calls block."""
-    return grpc.insecure_channel(address, options=channel_options(kind))
+    """Makes a channel whose calls block, with the credentials of the process.
+
+    It shows the certificates of now for as long as it lives.
+
+    Raises:
+        CredentialsError: They can't be used; the text says why.
+    """
+    options = channel_options(kind)
+    certificates = certificates_of(Credentials.from_environment())
+    if certificates is None:
+        return grpc.insecure_channel(address, options=options)
+    credentials = channel_credentials(certificates.current())
+    return grpc.secure_channel(certified_name(address), credentials, options=options)
+
+
+def channel_credentials(pem: Pem) -> grpc.ChannelCredentials:
+    """What a client shows and checks servers by.
+
+    Raises:
+        CredentialsError: It could not check them.
+    """
+    if pem.ca is None:
+        raise CredentialsError(
+            f"--tls-ca ({TLS_CA_VARIABLE}) is missing: without the certificate of the "
+            "job's authority nothing shows that a server is the right one; give it "
+            "beside --tls-cert and --tls-key"
+        )
+    return grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
+
+
+def certified_name(address: str) -> str:
+    """An address as certificates are compared with it.
+
+    gRPC compares IPv6 letter by letter with the shortest form.
+    """
+    host, _, port = address.rpartition(":")
+    if not host.startswith("["):
+        return address
+    try:
+        return f"[{ipaddress.IPv6Address(host[1:-1])}]:{port}"
+    except ValueError:
+        return address
