@@ -17,7 +17,7 @@ from pswire.byte_text import parsed_bytes
 from pswire.checkpoint.manifest import CheckpointName
 from pswire.exit_codes import ExitCode
 from pswire.limits import WAIT_S_MAX
-from pswire.options import choice_option, count_option
+from pswire.options import choice_option, count_option, takes_credentials
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,6 +53,7 @@ def _name_argument(help: str) -> Any:  # noqa: ANN401, as typer returns it
 
 
 @app.command()
+@takes_credentials
 def save(
     *,
     coordinator: CoordinatorOption,
@@ -72,6 +73,7 @@ def save(
 
 
 @app.command()
+@takes_credentials
 def restore(
     name: Annotated[
         str | None, _name_argument("Which one, in place of the newest good one.")

@@ -19,9 +19,10 @@ from pswire.limits import NUMBER_MAX, WAIT_S_MAX
 from pswire.membership import Mode
 from pswire.names import printable
 from pswire.number_range import NumberRange
-from pswire.options import MODES_TEXT, chosen, number_option
+from pswire.options import MODES_TEXT, chosen, number_option, takes_credentials
 
 
+@takes_credentials
 def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> None:
     """Shows where a job stands: phase, whom it waits for, lead.
 
@@ -33,6 +34,7 @@ def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> No
     show(as_json, status_json(coordinator, found), status_text(found))
 
 
+@takes_credentials
 def mode(
     name: Annotated[
         str,
@@ -73,6 +75,7 @@ snapshot_app = typer.Typer(no_args_is_help=True, help="Pulls snapshots of a job.
 
 
 @snapshot_app.command("get")
+@takes_credentials
 def snapshot_get(
     *,
     coordinator: OptionalCoordinatorOption = None,
@@ -144,6 +147,7 @@ def snapshot_get(
 
 
 @snapshot_app.command("list")
+@takes_credentials
 def snapshot_list(
     *, coordinator: CoordinatorOption, as_json: JsonOption = False
 ) -> None:

@@ -23,7 +23,9 @@ from pswire.options import (
     listen_address,
     number_option,
     peer_address,
+    takes_credentials,
 )
+from pswire.security.credentials import Credentials
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -50,7 +52,7 @@ Insecure = Annotated[
     bool,
     typer.Option(
         "--insecure",
-        help="Listen beyond loopback, without encryption and authentication.",
+        help="Listen beyond loopback without TLS, or with TLS but without --tls-ca.",
     ),
 ]
 History = Annotated[
@@ -73,6 +75,7 @@ def psserver(
 
 
 @app.command()
+@takes_credentials
 @takes_job_options
 def coordinator(
     *,
@@ -85,7 +88,7 @@ def coordinator(
 ) -> None:
     """Serves one job: settings, members, shard map, data order."""
     config = replace(
-        job.config(ListenConfig(address=listen, insecure=insecure), state_dir),
+        job.config(_listening(listen, insecure=insecure), state_dir),
         history=history,
     )
     from psserver.coordinator.daemon import run_coordinator
@@ -94,6 +97,7 @@ def coordinator(
 
 
 @app.command()
+@takes_credentials
 def shard(
     *,
     coordinator: Annotated[
@@ -139,7 +143,7 @@ def shard(
 ) -> None:
     """Holds one shard of the parameters and runs its optimizer."""
     config = ShardConfig(
-        listen=ListenConfig(address=listen, insecure=insecure),
+        listen=_listening(listen, insecure=insecure),
         coordinator=coordinator,
         advertise=advertise,
         state_dir=state_dir,
@@ -153,6 +157,7 @@ def shard(
 
 
 @app.command()
+@takes_credentials
 @takes_job_options
 def local(
     *,
@@ -165,7 +170,7 @@ def local(
 ) -> None:
     """Runs a coordinator and its shards on one machine."""
     config = replace(
-        job.config(ListenConfig(address=listen, insecure=insecure), state_dir),
+        job.config(_listening(listen, insecure=insecure), state_dir),
         history=history,
     )
     from psserver.local import run_local
@@ -175,6 +180,7 @@ def local(
 
 
 @app.command()
+@takes_credentials
 def form(
     *,
     listen: Listen = "127.0.0.1:7070",  # type: ignore[assignment]
@@ -213,7 +219,7 @@ def form(
     from psserver.coordinator.forming import form as formed
 
     forming = formed(
-        listen=ListenConfig(address=listen, insecure=insecure),
+        listen=_listening(listen, insecure=insecure),
         state_dir=state_dir,
         checkpoint_url=checkpoint_dir,
         wait_s=wait,
@@ -221,6 +227,14 @@ def form(
         as_json=as_json,
     )
     _run("form", forming, verbose=verbose)
+
+
+def _listening(address: Address, *, insecure: bool) -> ListenConfig:
+    return ListenConfig(
+        address=address,
+        insecure=insecure,
+        credentials=Credentials.from_environment(),
+    )
 
 
 def _run(role: str, daemon: Coroutine[Any, Any, None], *, verbose: bool) -> None:

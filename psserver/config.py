@@ -32,6 +32,7 @@ from pswire.membership import (
     modes_that,
 )
 from pswire.number_range import NumberRange
+from pswire.security.credentials import Credentials
 from pswire.shared_memory.segments import SHARED_MEMORY_VARIABLE, is_wanted
 
 LEASE_TTL_S = NumberRange(
@@ -82,11 +83,28 @@ class ListenConfig:
 
     Attributes:
         address: Port 0 means any free port.
-        insecure: Whether it may listen beyond loopback although nothing protects it.
+        insecure: Whether it may listen beyond loopback although not all protects it.
+        credentials: What it proves itself with, and others are checked by.
     """
 
     address: Address
     insecure: bool = False
+    credentials: Credentials = field(default_factory=Credentials)
+
+    @property
+    def demands_certificates(self) -> bool:
+        """Whether whoever connects must show a certificate of the job's authority."""
+        tls = self.credentials.tls
+        return tls is not None and tls.ca is not None
+
+    @property
+    def missing_protection(self) -> str:
+        """What is missing where other machines reach it; empty for nothing."""
+        if self.address.is_loopback or self.demands_certificates:
+            return ""
+        if self.credentials.tls is not None:
+            return "authentication"
+        return "encryption or authentication"
 
     def validate(self) -> None:
         """Refuses to open an unprotected port to the network by accident.
@@ -94,12 +112,19 @@ class ListenConfig:
         Raises:
             OptionError: See above.
         """
-        if not self.address.is_loopback and not self.insecure:
+        tls = self.credentials.tls
+        if tls is not None and tls.certificate is None:
             raise OptionError(
-                f"--listen {self.address} can be reached by other machines, and this "
-                "release has neither TLS nor tokens: anyone who reaches the port "
-                "could write to the model; listen on 127.0.0.1, or say --insecure "
-                "on a network that you trust"
+                "--tls-ca is there without --tls-cert and --tls-key: a server shows a "
+                "certificate of its own, such as `psctl tls init` makes; give all three"
+            )
+        if self.missing_protection and not self.insecure:
+            raise OptionError(
+                f"--listen {self.address} can be reached by other machines, without "
+                f"{self.missing_protection}: anyone who reaches the port could write "
+                "to the model; give --tls-ca, --tls-cert and --tls-key, as `psctl tls "
+                "init` makes them, listen on 127.0.0.1, or say --insecure on a network "
+                "that you trust"
             )
 
 

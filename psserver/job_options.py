@@ -43,7 +43,13 @@ from pswire.membership import (
     Mode,
     StepAtomicity,
 )
-from pswire.options import MODES_TEXT, STALENESS_HELP, choice_option, number_option
+from pswire.options import (
+    MODES_TEXT,
+    STALENESS_HELP,
+    choice_option,
+    declare_options,
+    number_option,
+)
 
 
 def _interval_text(text: str) -> str:
@@ -261,7 +267,6 @@ def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
         job = JobOptions(**{name: arguments.pop(name) for name in names})
         command(job=job, **arguments)
 
-    own = inspect.signature(command, eval_str=True).parameters.values()
     options = [
         inspect.Parameter(
             each.name,
@@ -273,8 +278,5 @@ def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         for each in fields(JobOptions)
     ]
-    parameters = [*(each for each in own if each.name != "job"), *options]
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
-    del wrapped.__wrapped__
+    declare_options(wrapped, command, options, replaced="job")
     return wrapped

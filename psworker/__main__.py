@@ -15,7 +15,12 @@ from pswire.history import is_for_many
 from pswire.limits import WAIT_S_MAX
 from pswire.names import worker_id_problem
 from pswire.number_range import NumberRange
-from pswire.options import VersionOption, number_option, peer_address
+from pswire.options import (
+    VersionOption,
+    number_option,
+    peer_address,
+    takes_credentials,
+)
 from psworker.errors import ConnectError
 from psworker.launch.cores import core_share, sharing_text
 from psworker.launch.launch_plan import DeviceError, LaunchPlan, devices_of_choice
@@ -127,6 +132,7 @@ def psworker(
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
+@takes_credentials
 def run(
     command: Annotated[
         list[str],

@@ -161,7 +161,7 @@ def channel_credentials(pem: Pem) -> grpc.ChannelCredentials:
             "job's authority nothing shows that a server is the right one; give it "
             "beside --tls-cert and --tls-key"
         )
-    return grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
+    return grpc.ssl_channel_credentials(pem.ca, *(pem.pair or (None, None)))
 
 
 def certified_name(address: str) -> str:

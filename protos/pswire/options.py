@@ -1,8 +1,12 @@
 """Options of commands whose values are refused in words of ours, not of a parser."""
 
+import functools
+import inspect
+import os
 import platform
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
@@ -12,6 +16,13 @@ from pswire.exit_codes import ExitCode
 from pswire.limits import STALENESS_BOUND_DEFAULT
 from pswire.membership import BOUNDED_MODES, Mode
 from pswire.number_range import NumberRange
+from pswire.security.credentials import (
+    TLS_CA_VARIABLE,
+    TLS_CERTIFICATE_VARIABLE,
+    TLS_KEY_VARIABLE,
+    Credentials,
+    CredentialsError,
+)
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -103,6 +114,85 @@ def chosen(choices: Collection[Choice], text: str) -> Choice:
         if each == text.lower():
             return each
     raise typer.BadParameter(f"{text!r} is not one of {', '.join(choices)}")
+
+
+_CREDENTIAL_OPTIONS: Final = {
+    "tls_ca": (
+        TLS_CA_VARIABLE,
+        "The job's authority, in PEM: whoever is called or calls must show a "
+        "certificate of it. Switches TLS on.",
+    ),
+    "tls_cert": (
+        TLS_CERTIFICATE_VARIABLE,
+        "The certificate of this process, in PEM, as `psctl tls init` makes them.",
+    ),
+    "tls_key": (
+        TLS_KEY_VARIABLE,
+        "Its private key, in PEM, which no other user may read.",
+    ),
+}
+"""Variable and help of each option that says what a process proves itself with."""
+
+
+def takes_credentials(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of TLS.
+
+    They set the variables of this process, which those that it starts inherit.
+    """
+
+    @functools.wraps(command)
+    def wrapped(**arguments: Any) -> None:  # noqa: ANN401, as typer passes them
+        for name, (variable, _) in _CREDENTIAL_OPTIONS.items():
+            path = arguments.pop(name)
+            if path is not None:
+                os.environ[variable] = str(path)
+        try:
+            Credentials.from_environment()
+        except CredentialsError as error:
+            raise typer.BadParameter(str(error)) from error
+        command(**arguments)
+
+    declare_options(
+        wrapped,
+        command,
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[
+                    Path | None,
+                    typer.Option(
+                        metavar="FILE", envvar=variable, help=text, show_default=False
+                    ),
+                ],
+            )
+            for name, (variable, text) in _CREDENTIAL_OPTIONS.items()
+        ],
+    )
+    return wrapped
+
+
+def declare_options(
+    wrapped: Callable[..., None],
+    command: Callable[..., None],
+    options: Sequence[inspect.Parameter],
+    *,
+    replaced: str = "",
+) -> None:
+    """Tells typer that a command takes more options than its function.
+
+    Args:
+        wrapped: Takes them, and calls the command's function without them.
+        command: The command's function.
+        options: What it takes more.
+        replaced: The parameter of the command's function that `wrapped` makes of them.
+    """
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [*(each for each in own if each.name != replaced), *options]
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
+    del wrapped.__wrapped__  # type: ignore[attr-defined]
 
 
 def _show_version(wanted: bool) -> None:

@@ -29,6 +29,7 @@ from psserver.edge.lifecycle import (
     print_line,
     stay,
     stop,
+    watch_certificates,
 )
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_checkpoints, held_folder
@@ -59,6 +60,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         CheckpointError: The folder of checkpoints can't be written, or is another
             job's.
         ConfigurationError: The address can't be bound.
+        CredentialsError: The files of TLS can't be used.
         StateFolderError: The state folder can't be used.
         JobFailedError: The job can't go on.
     """
@@ -94,7 +96,12 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         _tell(config, host)
         announce("coordinator", address)
         try:
-            await stay(host.run_clock(), _fail_with(host), watch_descriptors())
+            await stay(
+                host.run_clock(),
+                _fail_with(host),
+                watch_descriptors(),
+                watch_certificates(config.listen),
+            )
             if settings.checkpoints is not None:
                 await host.save_last()
                 print_line(STOPPING_LINE)

@@ -14,6 +14,7 @@ from pswire.exit_codes import ExitCode
 from pswire.failpoints import FailpointError
 from pswire.history import HistoryPathError
 from pswire.reasons import ErrorReason, Refusal
+from pswire.security.credentials import CredentialsError
 
 log = logging.getLogger("psserver")
 
@@ -45,6 +46,7 @@ def run_daemon(daemon: Coroutine[Any, Any, None]) -> ExitCode:
     except (
         CheckpointError,
         ConfigurationError,
+        CredentialsError,
         HistoryPathError,
         StateFolderError,
     ) as error:

@@ -12,8 +12,10 @@ from collections.abc import Coroutine
 import grpc.aio
 
 from psserver.config import ConfigurationError, ListenConfig
+from psserver.edge.server import server_credentials
 from pswire.addresses import Address
 from pswire.end_signals import EndWish, Heard
+from pswire.security.certificates import certificates_of
 
 DRAIN_TIMEOUT_S = 2.0
 """Time for calls to end after SIGTERM; a second signal ends it at once."""
@@ -23,6 +25,9 @@ HANDLER_TIMEOUT_S = 0.5
 
 LAST_CHECKPOINT_S = 60.0
 """Longest wait for the last checkpoint, after SIGTERM."""
+
+CERTIFICATES_INTERVAL_S = 60.0
+"""Between looks at the files of TLS where nobody connects."""
 
 STOPPING_LINE = "psserver coordinator stops"
 """What a coordinator that makes checkpoints prints when it has made the last one, so
@@ -36,22 +41,41 @@ def bind(server: grpc.aio.Server, listen: ListenConfig) -> Address:
 
     Raises:
         ConfigurationError: The port is in use, or the address is not this machine's.
+        CredentialsError: The files of TLS can't be used.
     """
     address = listen.address
     _check_free(address)
+    certificates = certificates_of(listen.credentials)
     try:
-        port = server.add_insecure_port(str(address))
+        if certificates is None:
+            port = server.add_insecure_port(str(address))
+        else:
+            port = server.add_secure_port(
+                str(address),
+                server_credentials(
+                    certificates, demands_certificates=listen.demands_certificates
+                ),
+            )
     except RuntimeError as error:
         raise ConfigurationError(
             f"can't listen on {address}: {error}; choose another --listen"
         ) from error
-    if not address.is_loopback:
+    if listen.missing_protection:
         log.warning(
-            "listening on %s WITHOUT encryption or authentication (--insecure): "
-            "anyone who reaches this port can write to the model",
-            address,
+            "listening on %s WITHOUT %s (--insecure): anyone who reaches this port can "
+            "write to the model",
+            *(address, listen.missing_protection),
         )
     return Address(address.host, port)
+
+
+async def watch_certificates(listen: ListenConfig) -> None:
+    """Notices new certificates, and those that end soon, though nobody connects."""
+    certificates = certificates_of(listen.credentials)
+    while certificates is not None:
+        await asyncio.sleep(CERTIFICATES_INTERVAL_S)
+        certificates.current()
+    await asyncio.Event().wait()  # as long as the daemon serves
 
 
 def _check_free(address: Address) -> None:

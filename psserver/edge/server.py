@@ -14,6 +14,7 @@ from pswire.keepalive import (
     ping_allowance_options,
 )
 from pswire.limits import MESSAGE_BYTES_MAX
+from pswire.security.certificates import Certificates, Pem
 
 STREAM_COUNT_MAX: Final = 64
 """Calls of one connection at a time. A worker needs a dozen; no limit is advertised by
@@ -88,3 +89,37 @@ def make_server(
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers(tuple(handlers))
     return server
+
+
+def server_credentials(
+    certificates: Certificates, *, demands_certificates: bool
+) -> grpc.ServerCredentials:
+    """What a server shows each client that connects: the certificates then in force.
+
+    Args:
+        certificates: Of this process.
+        demands_certificates: Whether clients must show one of the same authority.
+    """
+
+    def configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [pem.pair] if pem.pair else [],
+            pem.ca if demands_certificates else None,
+        )
+
+    in_force = certificates.current()
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        """Called for each connection, in a thread of gRPC's; None for no change."""
+        nonlocal in_force
+        pem = certificates.current()
+        if pem is in_force:
+            return None
+        in_force = pem
+        return configuration(pem)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(in_force),
+        renewed,  # type: ignore[arg-type]  # its docstring allows None
+        demands_certificates,
+    )

@@ -20,7 +20,13 @@ from psserver.edge.descriptors import (
     watch_descriptors,
 )
 from psserver.edge.ending import JobFailedError
-from psserver.edge.lifecycle import announce, bind, stay, stop
+from psserver.edge.lifecycle import (
+    announce,
+    bind,
+    stay,
+    stop,
+    watch_certificates,
+)
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_folder
 from psserver.shard.host.history import ShardHistory
@@ -66,6 +72,7 @@ async def run_shard(config: ShardConfig) -> None:
 
     Raises:
         ConfigurationError: The address can't be bound.
+        CredentialsError: The files of TLS can't be used.
         StateFolderError: The state folder can't be used.
         Refusal: The coordinator does not want this shard.
         JobFailedError: The job can't go on.
@@ -96,6 +103,7 @@ async def run_shard(config: ShardConfig) -> None:
             await stay(
                 _serve(config, str(config.advertise or address), late, health),
                 watch_descriptors(),
+                watch_certificates(config.listen),
                 _import_optimizers(),
             )
         finally:

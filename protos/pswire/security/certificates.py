@@ -43,15 +43,14 @@ class Pem:
 
     Attributes:
         ca: Of the authorities that others are checked by; None for no check.
-        certificate: Of this process, with those between it and its authority.
-        key: The private key of `certificate`.
+        pair: The private key of this process and its certificate, with those between
+            that and its authority; None for a client that shows none.
         ends_at_s: When the first of all of them ends, in seconds since 1970.
         ending: The file that this one is in.
     """
 
     ca: bytes | None
-    certificate: bytes | None
-    key: bytes | None
+    pair: tuple[bytes, bytes] | None
     ends_at_s: float
     ending: Path
 
@@ -155,7 +154,7 @@ def read_pem(files: TlsFiles) -> Pem:
         CredentialsError: One can't be used, or the key is not the certificate's.
     """
     ends: list[tuple[float, Path]] = []
-    ca = certificate = key = None
+    ca = pair = None
     if files.ca is not None:
         ca = read_credential(files.ca, "--tls-ca", is_secret=False)
         ends.append((_first_end_s(ca, files.ca, "--tls-ca"), files.ca))
@@ -165,8 +164,9 @@ def read_pem(files: TlsFiles) -> Pem:
         end_s = _first_end_s(certificate, files.certificate, "--tls-cert")
         ends.append((end_s, files.certificate))
         _check_pair(files.certificate, files.key)
+        pair = (key, certificate)
     ends_at_s, ending = min(ends)
-    return Pem(ca, certificate, key, ends_at_s, ending)
+    return Pem(ca, pair, ends_at_s, ending)
 
 
 def _check_pair(certificate: Path, key: Path) -> None:

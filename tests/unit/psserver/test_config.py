@@ -90,7 +90,11 @@ def notes_of(**changes: Any) -> str:  # noqa: ANN401, fields of a config
         ),
         (
             {"listen": ListenConfig(address=Address("0.0.0.0", 0))},
-            ["--listen 0.0.0.0:0", "neither TLS nor tokens", "--insecure"],
+            [
+                "--listen 0.0.0.0:0",
+                "without encryption or authentication",
+                "--insecure",
+            ],
         ),
     ],
 )
