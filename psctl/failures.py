@@ -8,8 +8,10 @@ from pswire.checkpoint.errors import CheckpointError, FormatError, StorageError
 from pswire.exit_codes import ExitCode
 from pswire.reasons import ErrorReason
 from psworker.errors import (
+    AuthenticationError,
     ConfigurationError,
     ConnectError,
+    PermissionDeniedError,
     ProtocolError,
     PsError,
     ServerError,
@@ -38,6 +40,8 @@ _EXIT_CODES: Final[tuple[tuple[type[Exception], ExitCode], ...]] = (
     (CheckpointError, ExitCode.ERROR),
     (VersionMismatchError, ExitCode.INCOMPATIBLE_VERSION),
     (ConfigurationError, ExitCode.BAD_CONFIGURATION),
+    (PermissionDeniedError, ExitCode.BAD_CONFIGURATION),
+    (AuthenticationError, ExitCode.BAD_CONFIGURATION),
     (ConnectError, ExitCode.PEER_UNAVAILABLE),
     (UnavailableError, ExitCode.PEER_UNAVAILABLE),
     (ShardLostError, ExitCode.PEER_UNAVAILABLE),

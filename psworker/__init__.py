@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from psworker.connecting import connect
     from psworker.connection import Connection, LocalConnection, WorkerConnection
     from psworker.errors import (
+        AuthenticationError,
         ClosedError,
         ConfigurationError,
         ConnectError,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         LimitError,
         OptimizerMismatchError,
         OptimizerUnsupportedError,
+        PermissionDeniedError,
         ProtocolError,
         PsError,
         SchemaMismatchError,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from psworker.tensors.compression import Compression
 
 __all__ = [
+    "AuthenticationError",
     "ClosedError",
     "Compression",
     "ConfigurationError",
@@ -76,6 +79,7 @@ __all__ = [
     "LocalConnection",
     "OptimizerMismatchError",
     "OptimizerUnsupportedError",
+    "PermissionDeniedError",
     "ProtocolError",
     "PsError",
     "PushResult",

@@ -6,6 +6,8 @@
     ├── ConnectError (also ConnectionError)       no coordinator was reached
     │   ├── VersionMismatchError                  it speaks another protocol version
     │   └── WorkerIdTakenError                    a living process has that worker id
+    ├── AuthenticationError                       no credential, or an invalid one
+    ├── PermissionDeniedError                     the credential is for something else
     ├── SchemaMismatchError                       another model than the job's
     ├── OptimizerUnsupportedError                 shards can't run this class
     ├── OptimizerMismatchError                    another optimizer than the job's
@@ -79,6 +81,14 @@ class VersionMismatchError(ConnectError):
 
 class WorkerIdTakenError(ConnectError):
     """A process that is alive has this worker id."""
+
+
+class AuthenticationError(PsError):
+    """A daemon does not know who calls: no token or certificate that it takes."""
+
+
+class PermissionDeniedError(PsError):
+    """A daemon knows who calls, and that it may not do this."""
 
 
 class SchemaMismatchError(PsError):
@@ -174,6 +184,8 @@ class ClosedError(PsError):
 
 
 REFUSALS: Final = (
+    PermissionDeniedError,
+    AuthenticationError,
     ClosedError,
     ConfigurationError,
     ConnectError,
@@ -260,6 +272,9 @@ ERROR_CLASSES: Final[Mapping[ErrorReason, type[PsError]]] = MappingProxyType(
         ErrorReason.STATE_NOT_WRITTEN: UnavailableError,
         ErrorReason.MEMORY_EXCEEDED: LimitError,
         ErrorReason.CHECKPOINT_FAILED: SnapshotError,
+        ErrorReason.UNAUTHENTICATED: AuthenticationError,
+        ErrorReason.CREDENTIAL_ENDED: AuthenticationError,
+        ErrorReason.PERMISSION_DENIED: PermissionDeniedError,
     }
 )
 """Class of every reason that a server may give."""

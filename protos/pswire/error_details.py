@@ -18,7 +18,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2  # type: ignore[import-untyped]  # has no stubs
 
-from pswire.reasons import CATALOGUE, ErrorReason, Refusal
+from pswire.reasons import ACCESS_REFUSALS, CATALOGUE, ErrorReason, Refusal
 from pswire.v1 import error_pb2
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -54,12 +54,15 @@ def status_code(reason: ErrorReason) -> grpc.StatusCode:
     return grpc.StatusCode[CATALOGUE[reason].status]
 
 
-def is_decided(code: grpc.StatusCode) -> bool:
+def is_decided(code: grpc.StatusCode, refusal: Refusal | None = None) -> bool:
     """Whether a call that ended so was refused with no state changed.
 
-    Any other code but OK leaves the outcome unknown: ask, then send again.
+    Any other code but OK leaves the outcome unknown: ask, then send again. That the
+    caller may not call is known by the details alone: gRPC makes such codes up, too.
     """
-    return code in DECIDED_CODES
+    return code in DECIDED_CODES or (
+        refusal is not None and refusal.reason in ACCESS_REFUSALS
+    )
 
 
 def details_text(refusal: Refusal) -> str:

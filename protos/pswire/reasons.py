@@ -6,7 +6,8 @@ psworker maps each reason to an exception class. Tests hold the enum here agains
 
 Status codes that gRPC itself never generates (INVALID_ARGUMENT, NOT_FOUND,
 ALREADY_EXISTS, FAILED_PRECONDITION, ABORTED, OUT_OF_RANGE, DATA_LOSS) mean that the
-server decided and nothing changed. Any other leaves the outcome unknown.
+server decided and nothing changed. Any other leaves the outcome unknown, but for the
+`ACCESS_REFUSALS`, which are known by their details.
 Source: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
 """
 
@@ -53,6 +54,9 @@ class ErrorReason(IntEnum):
     STATE_NOT_WRITTEN = 31
     MEMORY_EXCEEDED = 32
     CHECKPOINT_FAILED = 33
+    UNAUTHENTICATED = 40
+    CREDENTIAL_ENDED = 41
+    PERMISSION_DENIED = 42
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,22 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
             "look at the folder of --checkpoint-dir, which the coordinator and all "
             "shards write to; training goes on, and another one is tried soon",
         ),
+        ErrorReason.UNAUTHENTICATED: ErrorCase(
+            "UNAUTHENTICATED",
+            False,
+            "name a file with a token by --token-file or PS_TOKEN_FILE (`psctl token "
+            "create` makes one), or a certificate by PS_TLS_CERT and PS_TLS_KEY",
+        ),
+        ErrorReason.CREDENTIAL_ENDED: ErrorCase(
+            "UNAUTHENTICATED",
+            True,
+            "replace the token in the file of PS_TOKEN_FILE, which the next call reads",
+        ),
+        ErrorReason.PERMISSION_DENIED: ErrorCase(
+            "PERMISSION_DENIED",
+            False,
+            "use a credential that was made for this, see docs/security.md",
+        ),
         ErrorReason.STATE_NOT_WRITTEN: ErrorCase(
             "UNAVAILABLE",
             True,
@@ -188,6 +208,12 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
         ),
     }
 )
+
+
+ACCESS_REFUSALS: Final = frozenset(
+    {ErrorReason.UNAUTHENTICATED, ErrorReason.PERMISSION_DENIED}
+)
+"""Reasons for which the server did nothing, though gRPC might make up their status."""
 
 
 class Refusal(Exception):

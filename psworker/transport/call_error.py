@@ -78,12 +78,13 @@ def translated(peer: str) -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
+        refused = refusal_from_rpc_error(error)
         raise CallError(
             peer,
             error.code().name,
             _text_of(error),
-            refusal=refusal_from_rpc_error(error),
-            decided=is_decided(error.code()),
+            refusal=refused,
+            decided=is_decided(error.code(), refused),
         ) from error
     except Refusal as refusal:
         # What came back can't be read: asking again would not change it.

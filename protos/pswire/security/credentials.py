@@ -1,9 +1,10 @@
-"""What a process proves itself with: files of TLS, from the environment.
+"""What a process proves itself with: files of TLS and a token, from the environment.
 
 Flags set the variables of the process, so that the processes it starts inherit them.
 """
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Mapping
@@ -11,12 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from pswire.security.tokens import Metadata, metadata_of, token_problem
+
 TLS_CA_VARIABLE: Final = "PS_TLS_CA"
 TLS_CERTIFICATE_VARIABLE: Final = "PS_TLS_CERT"
 TLS_KEY_VARIABLE: Final = "PS_TLS_KEY"
+TOKEN_FILE_VARIABLE: Final = "PS_TOKEN_FILE"
+TOKEN_VARIABLE: Final = "PS_TOKEN"
 
 FILE_BYTES_MAX: Final = 1 << 20
 """A bundle of a hundred certificates is a tenth of it."""
+
+
+log = logging.getLogger("pswire")
 
 
 class CredentialsError(ValueError):
@@ -53,31 +61,109 @@ class TlsFiles:
             )
 
 
+class TokenSource:
+    """Where this process has its token from: a file, or a variable's value.
+
+    A file is looked at for each call: another token counts from the next call on.
+    """
+
+    def __init__(self, *, path: Path | None = None, value: str = "") -> None:
+        """Reads the token.
+
+        Args:
+            path: The file that has it.
+            value: The token, if it is in no file.
+
+        Raises:
+            CredentialsError: There is none, or others could have read it.
+        """
+        self._path = path
+        self._version: FileVersion = None
+        self._metadata: Metadata = ()
+        if path is None:
+            self._take(value, TOKEN_VARIABLE)
+        else:
+            self._version = version_of(path)
+            self._read(path)
+
+    def metadata(self) -> Metadata:
+        """What a call shows."""
+        path = self._path
+        if path is not None and (version := version_of(path)) != self._version:
+            self._version = version
+            try:
+                self._read(path)
+            except CredentialsError as error:
+                log.warning("%s; calls show the token that it had before", error)
+        return self._metadata
+
+    def _read(self, path: Path) -> None:
+        content = read_credential(path, "--token-file", is_secret=True)
+        self._take(content.decode(errors="replace").strip(), f"--token-file {path}")
+
+    def _take(self, token: str, place: str) -> None:
+        if problem := token_problem(token):
+            raise CredentialsError(
+                f"what {place} has is no token, since it {problem}: name the file that "
+                "`psctl token create` has written"
+            )
+        self._metadata = metadata_of(token)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
     """What this process proves itself with to others.
 
     Attributes:
         tls: None for a process that talks without TLS.
+        token: None for a process that shows none.
     """
 
     tls: TlsFiles | None = None
+    token: TokenSource | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
         """What the variables name. An empty one counts as none.
 
         Raises:
-            CredentialsError: What they name doesn't go together.
+            CredentialsError: What they name doesn't go together, or is no token.
         """
         variables = os.environ if environ is None else environ
+        token = _named_token(variables)
         ca, certificate, key = (
             Path(text) if (text := variables.get(name)) else None
             for name in (TLS_CA_VARIABLE, TLS_CERTIFICATE_VARIABLE, TLS_KEY_VARIABLE)
         )
         if ca is None and certificate is None and key is None:
-            return cls()
-        return cls(tls=TlsFiles(ca=ca, certificate=certificate, key=key))
+            return cls(token=token)
+        tls = TlsFiles(ca=ca, certificate=certificate, key=key)
+        return cls(tls=tls, token=token)
+
+
+def _named_token(variables: Mapping[str, str]) -> TokenSource | None:
+    path, value = (variables.get(n) for n in (TOKEN_FILE_VARIABLE, TOKEN_VARIABLE))
+    if path and value:
+        raise CredentialsError(
+            f"{TOKEN_FILE_VARIABLE} names a token and {TOKEN_VARIABLE} is one: leave "
+            "one of them out"
+        )
+    if path:
+        return TokenSource(path=Path(path))
+    return TokenSource(value=value) if value else None
+
+
+FileVersion = tuple[int, ...] | None
+"""Differs when a file does; None while there is none."""
+
+
+def version_of(path: Path) -> FileVersion:
+    """Which version of a file there is, without reading it."""
+    try:
+        about = os.stat(path)
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def read_credential(path: Path, what: str, *, is_secret: bool) -> bytes:

@@ -95,6 +95,12 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The shards may not use as much memory as the model takes."""
     ERROR_REASON_CHECKPOINT_FAILED: _ErrorReason.ValueType  # 33
     """The checkpoint could not be completed. Those before are as they were."""
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 40
+    """The caller proves itself with nothing, or with nothing that is valid."""
+    ERROR_REASON_CREDENTIAL_ENDED: _ErrorReason.ValueType  # 41
+    """What the call was opened with is not valid any more."""
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 42
+    """The caller is known, and may not do this."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Every reason a paramserver process gives for refusing a call. The status
@@ -171,6 +177,12 @@ ERROR_REASON_MEMORY_EXCEEDED: ErrorReason.ValueType  # 32
 """The shards may not use as much memory as the model takes."""
 ERROR_REASON_CHECKPOINT_FAILED: ErrorReason.ValueType  # 33
 """The checkpoint could not be completed. Those before are as they were."""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 40
+"""The caller proves itself with nothing, or with nothing that is valid."""
+ERROR_REASON_CREDENTIAL_ENDED: ErrorReason.ValueType  # 41
+"""What the call was opened with is not valid any more."""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 42
+"""The caller is known, and may not do this."""
 global___ErrorReason = ErrorReason
 
 @typing.final

@@ -67,6 +67,21 @@ def test_codes_that_grpc_makes_up_leave_the_outcome_unknown(
     assert is_decided(code) is (code in DECIDED_CODES)
 
 
+@pytest.mark.parametrize(
+    "reason", [ErrorReason.UNAUTHENTICATED, ErrorReason.PERMISSION_DENIED]
+)
+def test_a_server_that_says_who_may_call_has_decided(reason: ErrorReason) -> None:
+    refusal = Refusal(reason, "it happened")
+
+    assert is_decided(status_code(reason), refusal)
+
+
+def test_a_call_whose_credential_has_ended_may_have_done_something() -> None:
+    refusal = Refusal(ErrorReason.CREDENTIAL_ENDED, "it happened")
+
+    assert not is_decided(status_code(refusal.reason), refusal)
+
+
 def test_facts_are_text() -> None:
     refusal = Refusal(ErrorReason.SEQUENCE_GAP, "gap", sequence=5, worker_id="w0")
 
