@@ -26,6 +26,7 @@ from pswire.options import (
     takes_credentials,
 )
 from pswire.security.credentials import Credentials
+from pswire.security.token_store import TOKENS_VARIABLE
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -52,7 +53,17 @@ Insecure = Annotated[
     bool,
     typer.Option(
         "--insecure",
-        help="Listen beyond loopback without TLS, or with TLS but without --tls-ca.",
+        help="Listen beyond loopback without TLS, or without --tls-ca and --tokens.",
+    ),
+]
+Tokens = Annotated[
+    Path | None,
+    typer.Option(
+        envvar=TOKENS_VARIABLE,
+        metavar="FILE",
+        help="The job's tokens, as `psctl token create` keeps them: whoever calls must "
+        "show one, or a certificate of --tls-ca. Read again when it changes.",
+        show_default=False,
     ),
 ]
 History = Annotated[
@@ -82,13 +93,14 @@ def coordinator(
     listen: Listen = "127.0.0.1:7070",  # type: ignore[assignment]
     state_dir: StateDir,
     insecure: Insecure = False,
+    tokens: Tokens = None,
     history: History = "",
     verbose: Verbose = False,
     job: JobOptions,
 ) -> None:
     """Serves one job: settings, members, shard map, data order."""
     config = replace(
-        job.config(_listening(listen, insecure=insecure), state_dir),
+        job.config(_listening(listen, tokens, insecure=insecure), state_dir),
         history=history,
     )
     from psserver.coordinator.daemon import run_coordinator
@@ -138,12 +150,13 @@ def shard(
         ),
     ] = usable_thread_count(),
     insecure: Insecure = False,
+    tokens: Tokens = None,
     history: History = "",
     verbose: Verbose = False,
 ) -> None:
     """Holds one shard of the parameters and runs its optimizer."""
     config = ShardConfig(
-        listen=_listening(listen, insecure=insecure),
+        listen=_listening(listen, tokens, insecure=insecure),
         coordinator=coordinator,
         advertise=advertise,
         state_dir=state_dir,
@@ -164,13 +177,14 @@ def local(
     listen: Listen = "127.0.0.1:7070",  # type: ignore[assignment]
     state_dir: StateDir,
     insecure: Insecure = False,
+    tokens: Tokens = None,
     history: History = "",
     verbose: Verbose = False,
     job: JobOptions,
 ) -> None:
     """Runs a coordinator and its shards on one machine."""
     config = replace(
-        job.config(_listening(listen, insecure=insecure), state_dir),
+        job.config(_listening(listen, tokens, insecure=insecure), state_dir),
         history=history,
     )
     from psserver.local import run_local
@@ -208,6 +222,7 @@ def form(
         bool, typer.Option("--json", help="Print JSON for programs.")
     ] = False,
     insecure: Insecure = False,
+    tokens: Tokens = None,
     verbose: Verbose = False,
 ) -> None:
     """Forms a job anew whose coordinator's state is damaged.
@@ -219,7 +234,7 @@ def form(
     from psserver.coordinator.forming import form as formed
 
     forming = formed(
-        listen=_listening(listen, insecure=insecure),
+        listen=_listening(listen, tokens, insecure=insecure),
         state_dir=state_dir,
         checkpoint_url=checkpoint_dir,
         wait_s=wait,
@@ -229,10 +244,13 @@ def form(
     _run("form", forming, verbose=verbose)
 
 
-def _listening(address: Address, *, insecure: bool) -> ListenConfig:
+def _listening(
+    address: Address, tokens: Path | None, *, insecure: bool
+) -> ListenConfig:
     return ListenConfig(
         address=address,
         insecure=insecure,
+        tokens=tokens,
         credentials=Credentials.from_environment(),
     )
 

@@ -85,11 +85,13 @@ class ListenConfig:
         address: Port 0 means any free port.
         insecure: Whether it may listen beyond loopback although not all protects it.
         credentials: What it proves itself with, and others are checked by.
+        tokens: File of the tokens that callers may show, None for no such file.
     """
 
     address: Address
     insecure: bool = False
     credentials: Credentials = field(default_factory=Credentials)
+    tokens: Path | None = None
 
     @property
     def demands_certificates(self) -> bool:
@@ -100,11 +102,23 @@ class ListenConfig:
     @property
     def missing_protection(self) -> str:
         """What is missing where other machines reach it; empty for nothing."""
-        if self.address.is_loopback or self.demands_certificates:
+        if self.address.is_loopback:
             return ""
-        if self.credentials.tls is not None:
-            return "authentication"
-        return "encryption or authentication"
+        missing = []
+        if self.credentials.tls is None:
+            missing.append("encryption")
+        if self.tokens is None and not self.demands_certificates:
+            missing.append("authentication")
+        return " or ".join(missing)
+
+    @property
+    def exposure(self) -> str:
+        """What others can do for want of it; empty for nothing."""
+        if "authentication" in self.missing_protection:
+            return "anyone who reaches this port can write to the model"
+        if self.missing_protection:
+            return "whoever sees its packets has the tokens that are in them"
+        return ""
 
     def validate(self) -> None:
         """Refuses to open an unprotected port to the network by accident.
@@ -121,10 +135,9 @@ class ListenConfig:
         if self.missing_protection and not self.insecure:
             raise OptionError(
                 f"--listen {self.address} can be reached by other machines, without "
-                f"{self.missing_protection}: anyone who reaches the port could write "
-                "to the model; give --tls-ca, --tls-cert and --tls-key, as `psctl tls "
-                "init` makes them, listen on 127.0.0.1, or say --insecure on a network "
-                "that you trust"
+                f"{self.missing_protection}: {self.exposure}; give --tls-ca, "
+                "--tls-cert and --tls-key, as `psctl tls init` makes them, listen on "
+                "127.0.0.1, or say --insecure on a network that you trust"
             )
 
 

@@ -50,6 +50,12 @@ async def run_local(
             "`psserver shard --advertise HOST:PORT`"
         )
     config.validate()
+    if config.listen.tokens and not config.listen.credentials.proves_something:
+        raise OptionError(
+            f"--tokens {config.listen.tokens} is there without --token-file: the "
+            "shards show their coordinator a token of role shard; make one by `psctl "
+            f"token create --role shard --tokens {config.listen.tokens} --out FILE`"
+        )
     if config.history and not is_for_many(config.history):
         raise OptionError(
             f"--history {config.history} is one file, and these are "
@@ -73,6 +79,7 @@ async def _supervise(
 ) -> None:
     common = ["--insecure"] if config.listen.insecure else []
     common += ["--verbose"] if verbose else []
+    common += [f"--tokens={config.listen.tokens}"] if config.listen.tokens else []
     common += [f"--history={config.history}"] if config.history else []
     coordinator = await _start(
         "coordinator",

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -59,6 +60,65 @@ class RefusalLog:
             self._left_out_count = 0
         level = logging.WARNING if error is None else logging.ERROR
         self._log.log(level, text, *args, exc_info=error)
+
+
+PEER_PERIOD_S: Final = 60.0
+"""Between two lines about the same peer."""
+
+PEER_COUNT_MAX: Final = 256
+"""Peers that are told apart; all others are one."""
+
+_OTHERS: Final = "other peers"
+
+
+@dataclass(slots=True)
+class _Told:
+    at_s: float
+    left_out_count: int = 0
+
+
+class PeerLog:
+    """Lines about what peers may not do: one a minute for each.
+
+    In the event loop. However many peers there are, what is kept does not grow.
+    """
+
+    def __init__(
+        self, log: logging.Logger, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._log = log
+        self._clock = clock
+        self._told: dict[str, _Told] = {}
+
+    def warning(self, peer: str, text: str) -> None:
+        """Writes a line, unless there was one about this peer of late.
+
+        The next one says how many were left out.
+        """
+        now_s = self._clock()
+        if peer not in self._told and len(self._told) >= PEER_COUNT_MAX:
+            self._forget(now_s)
+            if len(self._told) >= PEER_COUNT_MAX:
+                peer = _OTHERS
+        told = self._told.get(peer)
+        if told is not None and now_s - told.at_s < PEER_PERIOD_S:
+            told.left_out_count += 1
+            return
+        left_out = told.left_out_count if told is not None else 0
+        self._told.pop(peer, None)  # so that the oldest one is the first
+        self._told[peer] = _Told(now_s)
+        more = f" ({left_out} calls like this were left out before)" if left_out else ""
+        self._log.warning("a call from %s is refused: %s%s", peer, text, more)
+
+    def _forget(self, now_s: float) -> None:
+        """Peers of whom nothing is left to say, if the oldest is one."""
+        oldest = next(iter(self._told.values()))
+        if now_s - oldest.at_s >= PEER_PERIOD_S:
+            self._told = {
+                peer: told
+                for peer, told in self._told.items()
+                if now_s - told.at_s < PEER_PERIOD_S
+            }
 
 
 def configure_logs(*, role: str, verbose: bool = False) -> None:

@@ -4,7 +4,9 @@ Channels are cheap and connect on the first call. Nothing here is shared: who ma
 channel closes it.
 """
 
+import functools
 import ipaddress
+import logging
 import os
 from enum import Enum
 from typing import Final
@@ -13,6 +15,7 @@ from weakref import WeakSet
 import grpc
 import grpc.aio
 
+from pswire.addresses import parse_address
 from pswire.keepalive import (
     CONTROL_KEEPALIVE,
     DATA_KEEPALIVE,
@@ -27,6 +30,8 @@ from pswire.security.credentials import (
     CredentialsError,
 )
 from pswire.security.proven_channel import ProvenChannel
+
+log = logging.getLogger("pswire")
 
 RECONNECT_BACKOFF_FIRST_MS: Final = 100
 """Wait before the second attempt to connect, growing by 1.6 each time."""
@@ -93,24 +98,44 @@ _channels: Final[dict[int, WeakSet[grpc.aio.Channel]]] = {}
 it, so that none may look through a set."""
 
 
-def aio_channel(address: str, kind: ChannelKind) -> grpc.aio.Channel:
-    """Makes a channel for the running event loop, with the credentials of the process.
+def aio_channel(
+    address: str, kind: ChannelKind, credentials: Credentials | None = None
+) -> grpc.aio.Channel:
+    """Makes a channel for the running event loop.
+
+    Args:
+        address: Whom to call.
+        kind: What for.
+        credentials: What calls prove themselves with, by default those of the process.
 
     Raises:
         CredentialsError: They can't be used; the text says why.
     """
-    certificates = certificates_of(Credentials.from_environment())
+    proof = Credentials.from_environment() if credentials is None else credentials
+    certificates, options = certificates_of(proof), channel_options(kind)
+
+    def opened(pem: Pem | None) -> grpc.aio.Channel:
+        if pem is None:
+            return _noted(grpc.aio.insecure_channel(address, options=options))
+        target, shown = certified_name(address), channel_credentials(pem)
+        return _noted(grpc.aio.secure_channel(target, shown, options=options))
+
+    if proof.token is None and certificates is None:
+        return opened(None)
     if certificates is None:
-        return _noted(grpc.aio.insecure_channel(address, options=channel_options(kind)))
-    target = certified_name(address)
-    return ProvenChannel(
-        certificates,
-        lambda pem: _noted(
-            grpc.aio.secure_channel(
-                target, channel_credentials(pem), options=channel_options(kind)
-            )
-        ),
-    )
+        _warn_of_clear_token(address)
+    return ProvenChannel(certificates, proof.token, opened)
+
+
+@functools.cache
+def _warn_of_clear_token(address: str) -> None:
+    """Says once that whoever listens to the network has the token."""
+    if not parse_address(address).is_loopback:
+        log.warning(
+            "the token goes to %s without encryption: whoever sees the packets can use "
+            "it; switch TLS on by --tls-ca (%s)",
+            *(address, TLS_CA_VARIABLE),
+        )
 
 
 def _noted(channel: grpc.aio.Channel) -> grpc.aio.Channel:

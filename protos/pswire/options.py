@@ -20,6 +20,7 @@ from pswire.security.credentials import (
     TLS_CA_VARIABLE,
     TLS_CERTIFICATE_VARIABLE,
     TLS_KEY_VARIABLE,
+    TOKEN_FILE_VARIABLE,
     Credentials,
     CredentialsError,
 )
@@ -130,12 +131,17 @@ _CREDENTIAL_OPTIONS: Final = {
         TLS_KEY_VARIABLE,
         "Its private key, in PEM, which no other user may read.",
     ),
+    "token_file": (
+        TOKEN_FILE_VARIABLE,
+        "The token that calls show, as `psctl token create` makes them; no other user "
+        "may read it. Read again when it changes.",
+    ),
 }
 """Variable and help of each option that says what a process proves itself with."""
 
 
 def takes_credentials(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of TLS.
+    """Gives a command the options of what this process proves itself with.
 
     They set the variables of this process, which those that it starts inherit.
     """

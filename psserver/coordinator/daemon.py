@@ -16,6 +16,7 @@ from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.rpc.shard_control import ShardControl
 from psserver.coordinator.rpc.worker_control import WorkerControl
 from psserver.coordinator.storage.job_store import JobStore
+from psserver.edge.access import Access, watch_tokens
 from psserver.edge.descriptors import (
     connection_count_max,
     descriptors,
@@ -60,7 +61,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         CheckpointError: The folder of checkpoints can't be written, or is another
             job's.
         ConfigurationError: The address can't be bound.
-        CredentialsError: The files of TLS can't be used.
+        CredentialsError: The files of TLS, or of tokens, can't be used.
         StateFolderError: The state folder can't be used.
         JobFailedError: The job can't go on.
     """
@@ -72,6 +73,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         held_checkpoints(url),
         JobStore(config.state_dir) as store,
     ):
+        access = Access.of(config.listen)
         folder = saved = None
         if url:
             folder = CheckpointFolder(url)
@@ -86,6 +88,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
             [coordinator_handler(host)],
             coordinator_keepalive(config.lease_ttl_ms),
             connection_count_max(descriptors()[1]),
+            access,
         )
         health = grpc_health.v1.health.aio.HealthServicer()
         add_HealthServicer_to_server(health, server)
@@ -101,6 +104,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
                 _fail_with(host),
                 watch_descriptors(),
                 watch_certificates(config.listen),
+                watch_tokens(access),
             )
             if settings.checkpoints is not None:
                 await host.save_last()

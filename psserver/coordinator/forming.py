@@ -23,6 +23,7 @@ from psserver.coordinator.storage.job_store import (
     DamagedStateError,
     JobStore,
 )
+from psserver.edge.access import Access
 from psserver.edge.lifecycle import bind, stop
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import StateFolderError, held_folder
@@ -212,7 +213,7 @@ async def _living_shards(
         StateFolderError: Some are of another job.
     """
     living = LivingShards()
-    server = make_server(ServerKind.COORDINATOR, [living])
+    server = make_server(ServerKind.COORDINATOR, [living], access=Access.of(listen))
     bind(server, listen)
     await server.start()
     try:

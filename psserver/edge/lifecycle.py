@@ -62,9 +62,8 @@ def bind(server: grpc.aio.Server, listen: ListenConfig) -> Address:
         ) from error
     if listen.missing_protection:
         log.warning(
-            "listening on %s WITHOUT %s (--insecure): anyone who reaches this port can "
-            "write to the model",
-            *(address, listen.missing_protection),
+            "listening on %s WITHOUT %s (--insecure): %s",
+            *(address, listen.missing_protection, listen.exposure),
         )
     return Address(address.host, port)
 

@@ -83,10 +83,20 @@ def make_server(
     handlers: list[grpc.GenericRpcHandler],
     keepalive: Keepalive | None = None,
     connection_count_max: int = CONNECTION_COUNT_MAX,
+    access: grpc.aio.ServerInterceptor | None = None,
 ) -> grpc.aio.Server:
-    """Makes a server for the running event loop; it is not bound yet."""
+    """Makes a server for the running event loop; it is not bound yet.
+
+    Args:
+        kind: What it serves.
+        handlers: What answers calls.
+        keepalive: Of connections, by default that of its kind.
+        connection_count_max: Connections at a time.
+        access: Lets in who may call, None for everybody.
+    """
     options = server_options(kind, keepalive, connection_count_max)
-    server = grpc.aio.server(options=options)
+    interceptors = () if access is None else (access,)
+    server = grpc.aio.server(interceptors=interceptors, options=options)
     server.add_generic_rpc_handlers(tuple(handlers))
     return server
 

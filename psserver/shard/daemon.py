@@ -14,6 +14,7 @@ import torch
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from psserver.config import ShardConfig
+from psserver.edge.access import Access, watch_tokens
 from psserver.edge.descriptors import (
     connection_count_max,
     descriptors,
@@ -72,7 +73,7 @@ async def run_shard(config: ShardConfig) -> None:
 
     Raises:
         ConfigurationError: The address can't be bound.
-        CredentialsError: The files of TLS can't be used.
+        CredentialsError: The files of TLS, or of tokens, can't be used.
         StateFolderError: The state folder can't be used.
         Refusal: The coordinator does not want this shard.
         JobFailedError: The job can't go on.
@@ -85,10 +86,12 @@ async def run_shard(config: ShardConfig) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     late = LateHandler()
+    access = Access.of(config.listen)
     server = make_server(
         ServerKind.SHARD,
         [late],
         connection_count_max=connection_count_max(descriptors()[1]),
+        access=access,
     )
     health = grpc_health.v1.health.aio.HealthServicer()
     add_HealthServicer_to_server(health, server)
@@ -104,6 +107,7 @@ async def run_shard(config: ShardConfig) -> None:
                 _serve(config, str(config.advertise or address), late, health),
                 watch_descriptors(),
                 watch_certificates(config.listen),
+                watch_tokens(access),
                 _import_optimizers(),
             )
         finally:
@@ -134,7 +138,9 @@ async def _serve(
 
     As a new start, with nothing, when the job returns to a checkpoint.
     """
-    async with aio_channel(str(config.coordinator), ChannelKind.CONTROL) as channel:
+    async with aio_channel(
+        str(config.coordinator), ChannelKind.CONTROL, config.listen.credentials
+    ) as channel:
         client = CoordinatorClient(channel, str(config.coordinator))
         index = config.index
         while True:

@@ -10,6 +10,7 @@ What only a socket has is not here: keepalive, limits of HTTP/2, what is not gRP
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import threading
 from collections import deque
@@ -122,7 +123,8 @@ class _Pipe:
 class _Exchange:
     """One call, as both sides share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, metadata: Iterable[tuple[str, str]] | None = None) -> None:
+        self.sent_metadata = tuple(metadata or ())
         self._ending = threading.Lock()
         self.requests = _Pipe()
         self.responses = _Pipe()
@@ -177,6 +179,12 @@ class _Context:
     def done(self) -> bool:
         return self._exchange.code is not None
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._exchange.sent_metadata
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
     async def write(self, message: bytes) -> None:
         await self._exchange.responses.write(message)
 
@@ -190,8 +198,13 @@ class _Context:
 class MemoryServer:
     """Serves calls on the event loop that it is started on."""
 
-    def __init__(self, network: "MemoryNetwork") -> None:
+    def __init__(
+        self,
+        network: "MemoryNetwork",
+        interceptors: Iterable[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
         self._network = network
+        self._interceptors = tuple(interceptors)
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._exchanges: dict[asyncio.Task[None], _Exchange] = {}
@@ -255,7 +268,7 @@ class MemoryServer:
             task.cancel()
 
     async def _serve(self, method: str, exchange: _Exchange) -> None:
-        handler = self._handler(method)
+        handler = await self._handler(method)
         if handler is None:
             exchange.end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
             return
@@ -270,10 +283,16 @@ class MemoryServer:
         else:
             exchange.end(grpc.StatusCode.OK)
 
-    def _handler(self, method: str) -> Any:  # noqa: ANN401, as in gRPC
+    async def _handler(self, method: str) -> Any:  # noqa: ANN401, as in gRPC
         details = mock.Mock(method=method, invocation_metadata=())
-        found = (each.service(details) for each in self._handlers)
-        return next((each for each in found if each is not None), None)
+
+        async def find(details: Any) -> Any:  # noqa: ANN401
+            found = (each.service(details) for each in self._handlers)
+            return next((each for each in found if each is not None), None)
+
+        for each in self._interceptors:
+            find = functools.partial(each.intercept_service, find)
+        return await find(details)
 
 
 async def _run(handler: Any, exchange: _Exchange) -> None:  # noqa: ANN401
@@ -463,10 +482,14 @@ class MemoryChannel:
         takes_one: bool,
         **_: object,
     ) -> Callable[..., _Call]:
-        def call(requests: Any = None, timeout: float | None = None) -> _Call:  # noqa: ANN401
+        def call(
+            requests: Any = None,  # noqa: ANN401
+            timeout: float | None = None,
+            metadata: Iterable[tuple[str, str]] | None = None,
+        ) -> _Call:
             if self._is_closed:
                 raise grpc.aio.UsageError("Channel is closed.")
-            exchange = _Exchange()
+            exchange = _Exchange(metadata)
             made = _Call(exchange, request_serializer, response_deserializer, timeout)
             if takes_one:
                 made.put(requests)
@@ -529,9 +552,11 @@ class MemoryNetwork:
             return None
         return _problem_reaching(target, *timeout_s)
 
-    def server(self, **_: object) -> MemoryServer:
+    def server(
+        self, interceptors: Iterable[grpc.aio.ServerInterceptor] = (), **_: object
+    ) -> MemoryServer:
         """As `grpc.aio.server`."""
-        return MemoryServer(self)
+        return MemoryServer(self, interceptors)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:

@@ -36,8 +36,10 @@ from psserver.shard.host.shard_host import ShardHost
 from pswire.addresses import Address, parse_address
 from pswire.job_terms import JobTerms
 from pswire.membership import Record, WorkerKey, WorkerState
+from pswire.security.roles import Role
 from psworker.backends.job import Job as WorkerOfJob
 from tests.doubles.free_addresses import free_address
+from tests.doubles.job_tokens import JobTokens
 from tests.doubles.memory_network import MEMORY_HOST, NETWORK, MemoryNetwork
 
 T = TypeVar("T")
@@ -170,6 +172,7 @@ class Job:
         shares_memory: bool = True,
         sockets: bool = False,
         job_seed: int = JOB_SEED,
+        tokens: JobTokens | None = None,
         **settings: Any,  # noqa: ANN401, as the coordinator has them
     ) -> None:
         """Starts nothing yet.
@@ -190,10 +193,12 @@ class Job:
                 `port` or what to `advertise`.
             job_seed: From which the orders of all epochs follow; 0 leaves them to the
                 scripts.
+            tokens: Of the job, where its callers need one.
             settings: Further ones of `CoordinatorConfig`.
         """
         self._settings = {"job_seed": job_seed, **settings}
         self._port = port
+        self._tokens = tokens
         self._shares_memory = shares_memory
         self._folder = folder
         self._shard_count = shard_count
@@ -270,7 +275,7 @@ class Job:
         """Ends a shard, and starts another one that asks for its place."""
         self.end_shard(shard_index)
         self._shards.pop(shard_index)
-        listen = ListenConfig(address=Address(self._host, 0))
+        listen = self._listening(Address(self._host, 0))
         self.run(self._start_shard(shard_index, parse_address(self.address), listen))
 
     def stop_coordinator(self) -> None:
@@ -351,16 +356,25 @@ class Job:
     async def _start(self) -> None:
         address = await self._start_coordinator(self._port)
         self.address = str(address)
-        listen = ListenConfig(address=Address(self._host, 0))
+        listen = self._listening(Address(self._host, 0))
         for index in range(self._shard_count):
             await self._start_shard(index, address, listen)
+
+    def _listening(self, address: Address) -> ListenConfig:
+        if self._tokens is None:
+            return ListenConfig(address=address)
+        return ListenConfig(
+            address=address,
+            tokens=self._tokens.store,
+            credentials=self._tokens.credentials(Role.SHARD),
+        )
 
     async def _start_coordinator(self, port: int) -> Address:
         self._coordinator = Daemon()
         return await self._coordinator.start(
             coordinator_daemon.run_coordinator(
                 CoordinatorConfig(
-                    listen=ListenConfig(address=Address(self._host, port)),
+                    listen=self._listening(Address(self._host, port)),
                     state_dir=self._folder / "coordinator",
                     shard_count=self._shard_count,
                     workers_min=self.workers_min,
@@ -375,7 +389,7 @@ class Job:
     ) -> None:
         advertise = None
         if index in self._advertise:
-            listen = ListenConfig(address=free_address())
+            listen = self._listening(free_address())
             advertise = self._advertise[index](listen.address)
         daemon = Daemon()
         self._shards.append(daemon)

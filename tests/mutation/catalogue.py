@@ -2707,4 +2707,85 @@ BUGS = (
         ),
         tests=(f"{SCHEDULES}[shards-0]", f"{SCHEDULES}[shards lossy-0]"),
     ),
+    PlantedBug(
+        "every role may call every method",
+        (
+            Edit(
+                "psserver/edge/access.py",
+                "        if roles is None or identity.role not in roles:\n",
+                "        if roles is None:\n",
+            ),
+        ),
+        tests=("tests/integration/test_access.py",),
+    ),
+    PlantedBug(
+        "a worker's token speaks for every worker on a shard",
+        (
+            Edit(
+                "psserver/shard/rpc/push_codec.py",
+                "    check_speaks_for(call.worker.worker_id)\n",
+                "",
+            ),
+        ),
+        tests=("tests/integration/test_access.py",),
+    ),
+    PlantedBug(
+        "a worker's token speaks for every worker at the coordinator",
+        (
+            Edit(
+                "psserver/coordinator/rpc/callers.py",
+                "        check_speaks_for(request.worker.worker_id)\n",
+                "",
+            ),
+        ),
+        tests=("tests/integration/test_access.py",),
+    ),
+    PlantedBug(
+        "open calls of a revoked token go on",
+        (
+            Edit(
+                "psserver/edge/access.py",
+                "            if task not in self._ended and not "
+                "self._tokens.counts(entry):\n",
+                "            if task in self._ended:\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_access.py",
+            "tests/unit/psserver/edge/test_access.py",
+        ),
+    ),
+    PlantedBug(
+        "a token counts after its end",
+        (
+            Edit(
+                "protos/pswire/security/token_store.py",
+                "        return self.expires is None or now < self.expires\n",
+                "        return True\n",
+            ),
+        ),
+        tests=("tests/unit/pswire/security/test_tokens.py",),
+    ),
+    PlantedBug(
+        "a file of tokens that others can change is taken",
+        (
+            Edit(
+                "protos/pswire/security/token_store.py",
+                'read_credential(path, "--tokens", is_secret=True)',
+                'read_credential(path, "--tokens", is_secret=False)',
+            ),
+        ),
+        tests=("tests/unit/pswire/security/test_tokens.py",),
+    ),
+    PlantedBug(
+        "a token that was replaced in its file is shown for ever",
+        (
+            Edit(
+                "protos/pswire/security/credentials.py",
+                "(version := version_of(path)) != self._version:\n",
+                "(version := version_of(path)) is None:\n",
+            ),
+        ),
+        tests=("tests/unit/pswire/security/test_tokens.py",),
+    ),
 )

@@ -122,6 +122,12 @@ class Credentials:
     tls: TlsFiles | None = None
     token: TokenSource | None = None
 
+    @property
+    def proves_something(self) -> bool:
+        """Whether others learn from it who this process is."""
+        has_certificate = self.tls is not None and self.tls.certificate is not None
+        return has_certificate or self.token is not None
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
         """What the variables name. An empty one counts as none.

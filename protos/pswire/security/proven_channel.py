@@ -8,25 +8,36 @@ import grpc.aio
 from typing_extensions import override
 
 from pswire.security.certificates import Certificates, Pem
+from pswire.security.credentials import TokenSource
 
 
 class ProvenChannel(grpc.aio.Channel):
-    """Calls on a channel with the certificates in force.
+    """Calls that show a token, on a channel with the certificates in force.
 
     gRPC reads certificates when it makes a channel and never again, so that one whose
     connection breaks after their end could not connect any more. Here the first call
     after a renewal opens a new channel. Calls that are open stay where they are, and
-    the former channel is closed when the last of them has ended.
+    the former channel is closed when the last of them has ended. The token goes with
+    each call as metadata: gRPC's own credentials of calls need TLS, and a thread.
     """
 
     def __init__(
         self,
-        certificates: Certificates,
-        open_channel: Callable[[Pem], grpc.aio.Channel],
+        certificates: Certificates | None,
+        token: TokenSource | None,
+        open_channel: Callable[[Pem | None], grpc.aio.Channel],
     ) -> None:
+        """Opens a channel.
+
+        Args:
+            certificates: Of this process, None for calls without TLS.
+            token: Of this process, None for calls without one.
+            open_channel: Opens a channel with certificates, or without.
+        """
         self._certificates = certificates
+        self._token = token
         self._open_channel = open_channel
-        self._pem = certificates.current()
+        self._pem = None if certificates is None else certificates.current()
         self._channel = open_channel(self._pem)
         self._makers: dict[object, Callable[..., grpc.aio.Call]] = {}
         """Of calls on the newest channel, by method."""
@@ -93,7 +104,11 @@ class ProvenChannel(grpc.aio.Channel):
             if maker is None:
                 maker = getattr(channel, kind)(*method, **options)
                 self._makers[key] = maker
+            if self._token is not None:
+                arguments["metadata"] = self._token.metadata()
             made = maker(*request, **arguments)
+            if self._certificates is None:
+                return made  # there is one channel, for ever
             self._open_counts[channel] += 1
             made.add_done_callback(lambda _: self._note_ended(channel))
             return made
@@ -101,6 +116,8 @@ class ProvenChannel(grpc.aio.Channel):
         return call
 
     def _newest(self) -> grpc.aio.Channel:
+        if self._certificates is None:
+            return self._channel
         pem = self._certificates.current()
         if pem is not self._pem and not self._is_closed:
             former = self._channel

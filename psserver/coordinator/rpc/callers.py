@@ -5,6 +5,7 @@ from typing import Protocol
 from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot
+from psserver.edge.access import check_speaks_for
 from psserver.edge.decoding import worker_key
 from pswire.membership import WorkerState
 from pswire.reasons import ErrorReason, Refusal
@@ -56,8 +57,10 @@ class Callers:
         """The entry of a calling worker.
 
         Raises:
-            Refusal: `JOB_UNKNOWN`, `WORKER_UNKNOWN` or `WORKER_INCARNATION_STALE`.
+            Refusal: `PERMISSION_DENIED`, `JOB_UNKNOWN`, `WORKER_UNKNOWN` or
+                `WORKER_INCARNATION_STALE`.
         """
+        check_speaks_for(request.worker.worker_id)
         self._check_job(request.job_id)
         return self._core.roster.entry(worker_key(request.worker))
 

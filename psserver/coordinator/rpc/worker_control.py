@@ -10,6 +10,7 @@ from psserver.coordinator.core.roster import GONE, Brought, WorkerEntry
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
 from psserver.coordinator.rpc.watch_codec import worker_event, worker_view
+from psserver.edge.access import wanted_worker_id
 from psserver.edge.decoding import check_protocol, decoded
 from psserver.edge.guard import (
     Context,
@@ -85,7 +86,7 @@ class WorkerControl:
         check_protocol(request.protocol_version)
         entry = self._host.register_worker(
             process_id=request.process_id,
-            worker_id=request.worker_id,
+            worker_id=wanted_worker_id(request.worker_id),
             address=address_of(context),
         )
         return messages.RegisterWorkerResponse(

@@ -6,7 +6,7 @@ taken, so that a coordinator's restart costs a shard nothing but time.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc
@@ -25,7 +25,7 @@ from pswire.error_details import is_decided, refusal_from_rpc_error
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import CutPurpose, FenceKind
 from pswire.membership_codec import read_identity, read_record, read_sequences
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import ACCESS_REFUSALS, ErrorReason, Refusal
 from pswire.schema_codec import MergedModel, read_terms
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
@@ -92,7 +92,9 @@ class CoordinatorClient:
             wanted_index=wanted_index,
         )
         return await self._until_answered(
-            lambda: self._stub.RegisterShard(request, timeout=CALL_TIMEOUT_S)
+            lambda: self._stub.RegisterShard(request, timeout=CALL_TIMEOUT_S),
+            # Later its credential may be replaced, and it has values to keep.
+            and_raises=ACCESS_REFUSALS,
         )
 
     async def serve(self, host: ShardHost) -> None:
@@ -197,21 +199,27 @@ class CoordinatorClient:
         await self._until_answered(lambda: call(request, timeout=CALL_TIMEOUT_S))
 
     async def _until_answered(
-        self, call: Callable[[], Awaitable[Response]]
+        self,
+        call: Callable[[], Awaitable[Response]],
+        and_raises: Collection[ErrorReason] = (),
     ) -> Response:
         outage = Outage(self._address)
         while True:
             try:
                 return await call()
             except grpc.aio.AioRpcError as error:
-                _raise_if_decided(error)
+                _raise_if_decided(error, and_raises)
                 outage.note(error.details() or error.code().name)
                 await asyncio.sleep(RETRY_S)
 
 
-def _raise_if_decided(error: grpc.aio.AioRpcError) -> None:
+def _raise_if_decided(
+    error: grpc.aio.AioRpcError, and_raises: Collection[ErrorReason] = ()
+) -> None:
     refusal = refusal_from_rpc_error(error)
-    if refusal is not None and is_decided(error.code()):
+    if refusal is not None and (
+        is_decided(error.code()) or refusal.reason in and_raises
+    ):
         raise refusal from error
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         raise Refusal(

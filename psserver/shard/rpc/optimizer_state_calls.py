@@ -9,7 +9,7 @@ from psserver.edge.staging_calls import StagingCall
 from psserver.shard.host.hosted_members import MEMBERS_ONLY, check_next
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.push_codec import (
-    check_target,
+    check_caller,
     checked_clock,
     push_id,
 )
@@ -106,7 +106,7 @@ async def pull(
     Raises:
         Refusal: The caller is no member, or the job has no such optimizer.
     """
-    check_target(host, request)
+    check_caller(host, request)
     worker = worker_key(request.worker)
     clock = checked_clock(request.clock)
     await catch_up(host, request.generation)
@@ -143,7 +143,7 @@ async def stage(
     """
     call = StagingCall(requests)
     header = _header(await call.next())
-    check_target(host, header)
+    check_caller(host, header)
     await catch_up(host, header.generation)
     await declaration_known(host, header.optimizer, header.optimizer_digest)
     push = push_id(header.worker, header.sequence)

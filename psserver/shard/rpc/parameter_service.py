@@ -19,6 +19,7 @@ from psserver.shard.rpc import (
 )
 from psserver.shard.rpc.push_call import PushCall
 from psserver.shard.rpc.push_codec import (
+    check_caller,
     check_held,
     check_target,
     checked_clock,
@@ -164,7 +165,7 @@ class ParameterService:
     ) -> AsyncIterator[bytes]:
         """Sends all values of this shard once they have reached a clock."""
         host = self._host
-        check_target(host, request)
+        check_caller(host, request)
         worker = worker_key(request.worker)
         clock = checked_clock(request.clock)
         check_held(host, len(request.held_digests), len(host.model.chunks))
@@ -215,7 +216,7 @@ class ParameterService:
     ) -> messages.GetSessionResponse:
         """Says what the shard holds of a worker's pushes."""
         host = self._host
-        check_target(host, request)
+        check_caller(host, request)
         worker = worker_key(request.worker)
         core = host.model.core
         closed = core.closed_sequence(worker)

@@ -17,8 +17,8 @@ from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.push_codec import (
     PushFields,
     PushMessage,
+    check_caller,
     check_frame,
-    check_target,
     check_window,
     push_id,
     read_trailer,
@@ -137,7 +137,7 @@ class PushCall:
     async def _admit(
         cls, host: ShardHost, header: push_pb2.PushHeader, *, wants_values: bool
     ) -> "PushCall":
-        check_target(host, header)
+        check_caller(host, header)
         if not wants_values and host.model.core.state.rules.has_two_phase_clocks:
             raise Refusal(
                 ErrorReason.UNSUPPORTED,

@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import compress
 from typing import Protocol
 
+from psserver.edge.access import check_speaks_for
 from psserver.edge.decoding import check_protocol, decode, decoded, parsed, worker_key
 from psserver.edge.monotonic import now_ms
 from psserver.shard.core.effects import HyperparametersDiffer
@@ -109,6 +110,27 @@ class PushFields:
             None if trailer is None else decode(push_pb2.PushTrailer, trailer),
             [decode_chunk(view) for view in views],
         )
+
+
+class CalledByWorker(Protocol):
+    """A message that says which worker sends it to which start of which shard."""
+
+    protocol_version: int
+    job_id: str
+    shard_incarnation: int
+
+    @property
+    def worker(self) -> membership_pb2.WorkerIdentity: ...
+
+
+def check_caller(host: ShardHost, call: CalledByWorker) -> None:
+    """Checks that a worker may call this start of this shard of this job.
+
+    Raises:
+        Refusal: `PERMISSION_DENIED` for another worker's name, or as `check_target`.
+    """
+    check_speaks_for(call.worker.worker_id)
+    check_target(host, call)
 
 
 class Addressed(Protocol):

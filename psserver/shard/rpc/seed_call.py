@@ -6,7 +6,7 @@ from psserver.edge.decoding import decode, decoded, worker_key
 from psserver.edge.staging_calls import StagingCall
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.optimizer_state_calls import StateParts, check_header_alone
-from psserver.shard.rpc.push_codec import check_frame, check_target
+from psserver.shard.rpc.push_codec import check_caller, check_frame
 from psserver.shard.rpc.readiness import model_known
 from pswire.frames import (
     REQUEST_HEADER_FIELD,
@@ -32,7 +32,7 @@ async def seed(
     """
     call = StagingCall(requests)
     header = _header(await call.next())
-    check_target(host, header)
+    check_caller(host, header)
     worker = worker_key(header.worker)
     await model_known(host)
     await _admitted(host, worker, header.fence_number)

@@ -10,7 +10,7 @@ from psserver.edge.decoding import worker_key
 from psserver.shard.core.push import PushId
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.host.shard_model import shard_rules
-from psserver.shard.rpc.push_codec import check_target, push_id, worker_choice
+from psserver.shard.rpc.push_codec import check_caller, push_id, worker_choice
 from psserver.shard.rpc.readiness import catch_up
 from pswire.membership import ClockChoice, Member, WorkerKey
 from pswire.membership_codec import choice_message
@@ -28,7 +28,7 @@ async def commit(
     Raises:
         Refusal: With no state changed.
     """
-    check_target(host, request)
+    check_caller(host, request)
     worker = worker_key(request.worker)
     choice = worker_choice(request.choice)
     if worker not in choice.workers:
@@ -56,7 +56,7 @@ async def ready(
     Raises:
         Refusal: With no state changed.
     """
-    check_target(host, request)
+    check_caller(host, request)
     push = push_id(request.worker, request.sequence)
     rules = shard_rules(host.settings, host.shard_index)
     if not (rules.has_backups and rules.is_first):
@@ -95,7 +95,7 @@ async def await_contribution(
     Raises:
         Refusal: With no state changed.
     """
-    check_target(host, request)
+    check_caller(host, request)
     push = push_id(request.worker, request.sequence)
     await catch_up(host, request.generation)
     awaited = await host.await_contribution(push.worker, push.sequence)
@@ -111,9 +111,9 @@ async def open_segments(
 
     Raises:
         Refusal: `WORKER_INCARNATION_STALE` for one that is no member; see
-            `check_target` and `catch_up`.
+            `check_caller` and `catch_up`.
     """
-    check_target(host, request)
+    check_caller(host, request)
     worker = worker_key(request.worker)
     await catch_up(host, request.generation)
     if host.model.core.clocks.member_of(worker) is None:

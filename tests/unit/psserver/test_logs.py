@@ -7,8 +7,11 @@ import sys
 import pytest
 
 from psserver.logs import (
+    PEER_COUNT_MAX,
+    PEER_PERIOD_S,
     REFUSAL_LINES_MAX,
     REFUSAL_PERIOD_S,
+    PeerLog,
     RefusalLog,
     configure_logs,
 )
@@ -55,6 +58,41 @@ def test_few_lines_are_all_written(caplog: pytest.LogCaptureFixture) -> None:
         clock.now_s += REFUSAL_PERIOD_S / REFUSAL_LINES_MAX
         refusals.warning("refused")
     assert caplog.messages == ["refused"] * 20
+
+
+def test_each_peer_has_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    peers = PeerLog(LOG, clock)
+    for _ in range(100):
+        peers.warning("10.0.0.1", "why")
+    peers.warning("10.0.0.2", "why")
+    clock.now_s += PEER_PERIOD_S
+    peers.warning("10.0.0.1", "why else")
+
+    assert caplog.messages == [
+        "a call from 10.0.0.1 is refused: why",
+        "a call from 10.0.0.2 is refused: why",
+        "a call from 10.0.0.1 is refused: why else (99 calls like this were left out "
+        "before)",
+    ]
+
+
+def test_any_number_of_peers_has_a_bounded_number_of_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An IPv6 host has as many addresses as it likes."""
+    clock = Clock()
+    peers = PeerLog(LOG, clock)
+    for number in range(10 * PEER_COUNT_MAX):
+        peers.warning(f"peer {number}", "why")
+    assert len(caplog.messages) == len(peers._told) == PEER_COUNT_MAX + 1
+    assert caplog.messages[-1] == "a call from other peers is refused: why"
+
+    clock.now_s += PEER_PERIOD_S
+    caplog.clear()
+    peers.warning("one more", "why")
+    assert caplog.messages == ["a call from one more is refused: why"]
+    assert len(peers._told) == 1
 
 
 def test_an_error_has_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
