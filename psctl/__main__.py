@@ -6,7 +6,13 @@ from typing import Annotated, Final
 
 import typer
 
-from psctl import bench_commands, checkpoint_commands, job_commands, local_commands
+from psctl import (
+    bench_commands,
+    checkpoint_commands,
+    job_commands,
+    local_commands,
+    token_commands,
+)
 from psctl.failures import report
 from pswire.options import VersionOption
 
@@ -20,6 +26,7 @@ app.command()(local_commands.compare)
 app.command("check-history")(job_commands.check_history)
 app.add_typer(job_commands.snapshot_app, name="snapshot")
 app.add_typer(checkpoint_commands.app, name="checkpoint")
+app.add_typer(token_commands.app, name="token")
 app.add_typer(bench_commands.app, name="bench")
 
 _DEBUG_VARIABLE: Final = "PSCTL_DEBUG"

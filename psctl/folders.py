@@ -51,6 +51,23 @@ def placed(out: Path) -> Path:
     return path
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all, over one that is there, for its owner alone.
+
+    A link is followed, so that it stays one.
+    """
+    path = path.resolve()
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            os.rename(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
 @contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
     """A temporary folder, also for torch's caches, which would stay in /tmp."""
