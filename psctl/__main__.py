@@ -11,6 +11,7 @@ from psctl import (
     checkpoint_commands,
     job_commands,
     local_commands,
+    tls_commands,
     token_commands,
 )
 from psctl.failures import report
@@ -26,6 +27,7 @@ app.command()(local_commands.compare)
 app.command("check-history")(job_commands.check_history)
 app.add_typer(job_commands.snapshot_app, name="snapshot")
 app.add_typer(checkpoint_commands.app, name="checkpoint")
+app.add_typer(tls_commands.app, name="tls")
 app.add_typer(token_commands.app, name="token")
 app.add_typer(bench_commands.app, name="bench")
 

@@ -7,6 +7,7 @@ from typing import Final
 from pswire.checkpoint.errors import CheckpointError, FormatError, StorageError
 from pswire.exit_codes import ExitCode
 from pswire.reasons import ErrorReason
+from pswire.security.credentials import CredentialsError
 from psworker.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -42,6 +43,7 @@ _EXIT_CODES: Final[tuple[tuple[type[Exception], ExitCode], ...]] = (
     (ConfigurationError, ExitCode.BAD_CONFIGURATION),
     (PermissionDeniedError, ExitCode.BAD_CONFIGURATION),
     (AuthenticationError, ExitCode.BAD_CONFIGURATION),
+    (CredentialsError, ExitCode.BAD_CONFIGURATION),
     (ConnectError, ExitCode.PEER_UNAVAILABLE),
     (UnavailableError, ExitCode.PEER_UNAVAILABLE),
     (ShardLostError, ExitCode.PEER_UNAVAILABLE),

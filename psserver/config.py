@@ -95,9 +95,13 @@ class ListenConfig:
 
     @property
     def demands_certificates(self) -> bool:
-        """Whether whoever connects must show a certificate of the job's authority."""
+        """Whether whoever connects must show a certificate of the job's authority.
+
+        With tokens those say who calls: gRPC for Python demands certificates of all
+        or of nobody.
+        """
         tls = self.credentials.tls
-        return tls is not None and tls.ca is not None
+        return tls is not None and tls.ca is not None and self.tokens is None
 
     @property
     def missing_protection(self) -> str:

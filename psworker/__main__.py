@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from pswire.addresses import Address
+from pswire.channels import check_credentials
 from pswire.exit_codes import ExitCode
 from pswire.failpoints import FAILPOINT_VARIABLE, FailpointError, parse_failpoints
 from pswire.history import is_for_many
@@ -21,6 +22,7 @@ from pswire.options import (
     peer_address,
     takes_credentials,
 )
+from pswire.security.credentials import CredentialsError
 from psworker.errors import ConnectError
 from psworker.launch.cores import core_share, sharing_text
 from psworker.launch.launch_plan import DeviceError, LaunchPlan, devices_of_choice
@@ -228,6 +230,11 @@ def run(
     (the script does not fit the job) end all processes at once.
     """
     coordinator = _named_coordinator(coordinator)
+    try:
+        check_credentials()
+    except CredentialsError as error:
+        _log(str(error))
+        raise typer.Exit(ExitCode.BAD_CONFIGURATION) from error
     plan = LaunchPlan(
         command=_checked_command(command),
         coordinator=str(coordinator),

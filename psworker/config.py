@@ -8,9 +8,11 @@ from typing import Final
 
 from pswire import failpoints
 from pswire.addresses import Address, parse_address
+from pswire.channels import check_credentials as check_own
 from pswire.history import HISTORY_VARIABLE
 from pswire.limits import WAIT_S_MAX
 from pswire.number_range import NumberRange
+from pswire.security.credentials import CredentialsError
 from pswire.shared_memory.segments import SHARED_MEMORY_VARIABLE, is_wanted
 from psworker.errors import ConfigurationError, refuse_worker_id
 
@@ -118,6 +120,18 @@ def find_history(environ: Mapping[str, str] | None = None) -> str:
 def shares_memory(environ: Mapping[str, str] | None = None) -> bool:
     """Whether `PS_SHARED_MEMORY` leaves shared memory on."""
     return is_wanted((environ or os.environ).get(SHARED_MEMORY_VARIABLE, "1"))
+
+
+def check_credentials() -> None:
+    """Checks what this process proves itself with, before anything is called.
+
+    Raises:
+        ConfigurationError: It can't be used; the text says why.
+    """
+    try:
+        check_own()
+    except CredentialsError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def arm_failpoints(environ: Mapping[str, str] | None = None) -> None:

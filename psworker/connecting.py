@@ -27,6 +27,7 @@ from psworker.config import (
     WORKER_ID_VARIABLE,
     WorkerConfig,
     arm_failpoints,
+    check_credentials,
     check_timeouts,
     find_history,
     named_coordinator,
@@ -94,7 +95,8 @@ def connect(
         `torch.distributed` all processes must call.
 
     Raises:
-        ConfigurationError: The address, the id or a time is none.
+        ConfigurationError: The address, the id or a time is none, or the files of TLS
+            can't be used.
         ConnectError: The coordinator was not reached; the text says why.
     """
     note_started()
@@ -126,6 +128,7 @@ def connect(
             'put what the script does under `if __name__ == "__main__":`, or give the '
             'DataLoader multiprocessing_context="fork"'
         )
+    check_credentials()
     arm_failpoints()
     _log_rank()
     place = (str(coordinator), config.worker_id)

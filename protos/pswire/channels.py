@@ -174,6 +174,17 @@ def blocking_channel(address: str, kind: ChannelKind) -> grpc.Channel:
     return grpc.secure_channel(certified_name(address), credentials, options=options)
 
 
+def check_credentials() -> None:
+    """Checks what channels of this process would show, before one is made.
+
+    Raises:
+        CredentialsError: It can't be used; the text says why.
+    """
+    certificates = certificates_of(Credentials.from_environment())
+    if certificates is not None:
+        channel_credentials(certificates.current())
+
+
 def channel_credentials(pem: Pem) -> grpc.ChannelCredentials:
     """What a client shows and checks servers by.
 

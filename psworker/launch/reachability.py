@@ -13,10 +13,14 @@ from enum import Enum, auto
 
 from pswire.addresses import Address
 from pswire.limits import WAITING_INTERVAL_MS
+from pswire.security.certificates import certificates_of
+from pswire.security.credentials import Credentials
+from pswire.security.handshake import handshake_problem
 from psworker.errors import ConnectError
 
 _RETRY_INTERVAL_S = 0.1
 _ATTEMPT_TIMEOUT_S = 3.0
+_AGAIN_TIMEOUT_S = 0.5
 
 
 class Cause(Enum):
@@ -127,9 +131,12 @@ def problem_behind_call(target: Address, code: str, text: str) -> str:
             "correct the address (workers name the coordinator, not a shard)"
         )
     if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "CANCELLED"):
-        still = problem_reaching(target, 0.5)
+        still = problem_reaching(target, _AGAIN_TIMEOUT_S)
         if still is not None:
             return still.text
+        own = certificates_of(Credentials.from_environment())
+        if problem := handshake_problem(target, own, _AGAIN_TIMEOUT_S):
+            return problem
         return (
             "something accepts connections there but does not answer as a "
             f"paramserver coordinator ({code.lower().replace('_', ' ')}: {text}): is "

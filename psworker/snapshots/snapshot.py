@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from pswire.reasons import ErrorReason, Refusal
 from psworker import event_loop
-from psworker.config import TIMEOUT_S, find_coordinator
+from psworker.config import TIMEOUT_S, check_credentials, find_coordinator
 from psworker.errors import (
     ClosedError,
     ConfigurationError,
@@ -183,9 +183,11 @@ class SnapshotReader:
             address: `HOST:PORT`; `PS_COORDINATOR` when left out.
 
         Raises:
-            ConfigurationError: There is no address, or it is none.
+            ConfigurationError: There is no address, or it is none, or the files of TLS
+                can't be used.
         """
         self._address = find_coordinator(address)
+        check_credentials()
         self._loop = event_loop.acquire()
         self._lock = threading.RLock()  # a signal handler may read too
         self._is_closed = False

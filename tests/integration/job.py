@@ -36,6 +36,7 @@ from psserver.shard.host.shard_host import ShardHost
 from pswire.addresses import Address, parse_address
 from pswire.job_terms import JobTerms
 from pswire.membership import Record, WorkerKey, WorkerState
+from pswire.security.credentials import Credentials
 from pswire.security.roles import Role
 from psworker.backends.job import Job as WorkerOfJob
 from tests.doubles.free_addresses import free_address
@@ -46,6 +47,8 @@ T = TypeVar("T")
 
 WAIT_TIMEOUT_S = 60.0
 """Longest wait for anything that the tests wait for."""
+
+_NO_CREDENTIALS = Credentials()
 
 JOB_SEED = 1
 """Of jobs whose tests name no other one."""
@@ -173,6 +176,7 @@ class Job:
         sockets: bool = False,
         job_seed: int = JOB_SEED,
         tokens: JobTokens | None = None,
+        credentials: Credentials = _NO_CREDENTIALS,
         **settings: Any,  # noqa: ANN401, as the coordinator has them
     ) -> None:
         """Starts nothing yet.
@@ -194,11 +198,14 @@ class Job:
             job_seed: From which the orders of all epochs follow; 0 leaves them to the
                 scripts.
             tokens: Of the job, where its callers need one.
+            credentials: What the daemons show whoever connects; what they show others
+                is of the process, as it is in theirs.
             settings: Further ones of `CoordinatorConfig`.
         """
         self._settings = {"job_seed": job_seed, **settings}
         self._port = port
         self._tokens = tokens
+        self._credentials = credentials
         self._shares_memory = shares_memory
         self._folder = folder
         self._shard_count = shard_count
@@ -362,7 +369,7 @@ class Job:
 
     def _listening(self, address: Address) -> ListenConfig:
         if self._tokens is None:
-            return ListenConfig(address=address)
+            return ListenConfig(address=address, credentials=self._credentials)
         return ListenConfig(
             address=address,
             tokens=self._tokens.store,

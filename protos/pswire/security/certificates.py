@@ -94,6 +94,11 @@ class Certificates:
                 self._lock.release()
         return self._current
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether one of those in force holds no more."""
+        return self._current.ends_at_s <= self._wall_s()
+
     def _look(self) -> None:
         marks = _marks(self.files)
         if marks == self._marks:
@@ -105,7 +110,7 @@ class Certificates:
             log.warning(
                 "the certificates have changed and can't be used: %s; those read "
                 "before stay in force until %s",
-                *(error, _date(self._current.ends_at_s)),
+                *(error, date_text(self._current.ends_at_s)),
             )
             return
         if _marks(self.files) != marks:
@@ -115,7 +120,7 @@ class Certificates:
         self._noticed_s = -float("inf")
         log.info(
             "new certificates are in force for new connections, until %s",
-            _date(found.ends_at_s),
+            date_text(found.ends_at_s),
         )
 
     def _notice_end(self) -> None:
@@ -124,7 +129,7 @@ class Certificates:
         if left_s > END_NOTICE_S or now_s - self._noticed_s < END_NOTICE_INTERVAL_S:
             return
         self._noticed_s = now_s
-        when = _date(self._current.ends_at_s)
+        when = date_text(self._current.ends_at_s)
         log.warning(
             "the certificate in %s %s; replace it, as `psctl tls renew` does: the new "
             "one is read without a restart",
@@ -276,5 +281,6 @@ def _mark(path: Path) -> tuple[int, ...]:
     return (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_mode)
 
 
-def _date(seconds: float) -> str:
+def date_text(seconds: float) -> str:
+    """A time in seconds since 1970, in words."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"

@@ -21,12 +21,16 @@ from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.shard_host import Report, ShardHost
 from psserver.shard.rpc.coordinator_outage import Outage, Silence
 from psserver.shard.rpc.progress_report import ProgressReport
+from pswire.addresses import parse_address
 from pswire.error_details import is_decided, refusal_from_rpc_error
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import CutPurpose, FenceKind
 from pswire.membership_codec import read_identity, read_record, read_sequences
 from pswire.reasons import ACCESS_REFUSALS, ErrorReason, Refusal
 from pswire.schema_codec import MergedModel, read_terms
+from pswire.security.certificates import certificates_of
+from pswire.security.credentials import Credentials
+from pswire.security.handshake import handshake_problem
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 
@@ -41,6 +45,9 @@ RETRY_S = 0.1
 back."""
 
 PROGRESS_INTERVAL_S = 1.0
+
+_OF_HANDSHAKES = ("Socket closed", "andshake failed", "Verification Check failed")
+"""Words of gRPC's about connections that TLS, or the lack of it, may have ended."""
 
 log = logging.getLogger("psserver.shard")
 
@@ -145,7 +152,7 @@ class CoordinatorClient:
                     silence.opened()
             except grpc.aio.AioRpcError as error:
                 _raise_if_decided(error)
-                why = error.details() or error.code().name
+                why = await _why(self._address, error)
             silence.broke()
             host.coordinator_lost()
             if not host.end_reason:
@@ -209,8 +216,20 @@ class CoordinatorClient:
                 return await call()
             except grpc.aio.AioRpcError as error:
                 _raise_if_decided(error, and_raises)
-                outage.note(error.details() or error.code().name)
+                outage.note(await _why(self._address, error))
                 await asyncio.sleep(RETRY_S)
+
+
+async def _why(address: str, error: grpc.aio.AioRpcError) -> str:
+    """Why the coordinator does not answer, also where gRPC knows no more than that."""
+    text = error.details() or error.code().name
+    if not any(each in text for each in _OF_HANDSHAKES):
+        return text
+    own = certificates_of(Credentials.from_environment())
+    problem = await asyncio.to_thread(
+        handshake_problem, parse_address(address), own, CALL_TIMEOUT_S
+    )
+    return problem or text
 
 
 def _raise_if_decided(
