@@ -118,7 +118,7 @@ class _StoppedClient:
     def values(self) -> list[torch.Tensor]:
         self.go_on()
         self._ask(f"values {self._values_file}")
-        return [torch.load(self._values_file)]
+        return [torch.load(self._values_file, weights_only=True)]
 
     def close(self) -> None:
         self.go_on()
@@ -164,7 +164,7 @@ def run_client(learning_rate: str, tensors_file: str) -> None:
     `step` with the step's seconds, `values FILE` when they are in the file. The file of
     tensors has the first values and the gradient.
     """
-    first, gradient = torch.load(tensors_file)
+    first, gradient = torch.load(tensors_file, weights_only=True)
     rpc.rpc_sync("server", hold, args=(first, float(learning_rate)))
     held = first
     print(rpc.rpc_sync("server", os.getpid), flush=True)

@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from pswire.reasons import ErrorReason
 from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
 from pswire.torch_types import bytes_of
@@ -34,6 +35,7 @@ from psworker.backends.backend import (
     WorkerPlace,
 )
 from psworker.backends.job import Job
+from psworker.backends.value_codec import ValueCodec
 from psworker.config import WorkerConfig
 from psworker.data.batch_tensors import watch_calls
 from psworker.data.counted import CountedLoader, is_split_by_user
@@ -74,6 +76,11 @@ _LEADER: Final = 0
 _BUCKET_BYTES: Final = 64 * 2**20
 """Values travel in buckets of about this size: a copy of so much is made at a time."""
 
+_VALUES: Final = ValueCodec(
+    ErrorReason, LeaderError, PushResult, RecordedSplit, WorkerPlace
+)
+"""What the leader tells the others."""
+
 
 class GroupChannel:
     """The processes of the default group of `torch.distributed`.
@@ -105,7 +112,7 @@ class GroupChannel:
         """Does `work` in the leader; its result, or its error, in all processes.
 
         Args:
-            work: What the leader does. Its result must be one that can be pickled.
+            work: What the leader does. Its result is made of `_VALUES`.
 
         Raises:
             PsError: The leader failed, or is lost. In the leader, whatever it raised.
@@ -161,10 +168,14 @@ class GroupChannel:
             dist.destroy_process_group(self._group)
 
     def _broadcast(self, message: object) -> Any:  # noqa: ANN401, the leader's
-        messages = [message]
+        """Not by torch's own broadcast of objects, which reads pickles."""
+        data = _VALUES.encode(message) if self.is_leader else b""
+        length = torch.tensor([len(data)])
         with _peer_errors(self.rank):
-            dist.broadcast_object_list(messages, src=_LEADER, group=self._group)
-        return messages[0]
+            dist.broadcast(length, src=_LEADER, group=self._group)
+            flat = torch.frombuffer(bytearray(data or int(length)), dtype=torch.uint8)
+            dist.broadcast(flat, src=_LEADER, group=self._group)
+        return message if self.is_leader else _VALUES.decode(flat.numpy().tobytes())
 
     def _broadcast_error(self, error: BaseException) -> None:
         try:

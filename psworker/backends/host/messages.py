@@ -5,15 +5,21 @@ Steps and membership come first, then questions to the leader beside steps.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from pswire.leased_data import DataRange, DataReport
+from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape
 from pswire.membership import WorkerKey
+from pswire.reasons import ErrorReason
 from psworker.backends.backend import LeaderError
 from psworker.errors import PsError
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import Groups
-from psworker.transport.values import EpochRequest, LeaseRequest
+from psworker.transport.values import (
+    EpochRequest,
+    Lease,
+    LeaseRequest,
+    OptimizerSettings,
+)
 
 
 class ProcessId(NamedTuple):
@@ -407,3 +413,13 @@ class Answer:
         if isinstance(self.result, LeaderError):
             raise self.result.to_error()
         return self.result
+
+
+VALUES: Final = (
+    *(Admit, Answer, Ask, Attempt, AwaitTurn, Bye, Done, Enter, Excluded, Failed),
+    *(GiveBack, GroupStatus, Offered, OptimizerStateOf, ProcessId, PushPlace, Reduce),
+    *(Reduced, RejoinJob, Seal, Sealed, SettingsOf, State, StepPart, View),
+    *(DataRange, DataReport, EpochReport, EpochRequest, EpochShape, ErrorReason, Lease),
+    *(LeaderError, LeaseRequest, OptimizerSettings, PushResult, WorkerKey),
+)
+"""All classes that messages are made of."""

@@ -8,8 +8,8 @@ Source: https://man7.org/linux/man-pages/man7/unix.7.html
 """
 
 import errno
+import logging
 import os
-import pickle
 import socket
 import struct
 import time
@@ -22,11 +22,14 @@ from typing import Any, Final
 
 from pswire.object_marks import ObjectMark
 from pswire.shared_memory.handshake import address_of, check_peer
-from pswire.shared_memory.layout import SegmentHeader
+from pswire.shared_memory.layout import SegmentHeader, SegmentKind
 from pswire.shared_memory.segments import SegmentError
-from psworker.backends.host.messages import ProcessId, View
+from psworker.backends.host.messages import VALUES, ProcessId, View
+from psworker.backends.value_codec import ValueCodec
 from psworker.errors import ConfigurationError, StartTimeoutError, UnavailableError
 from psworker.launch.launched import PROCESS_COUNT_MAX
+
+logger: Final = logging.getLogger("psworker")
 
 _BACKLOG: Final = 2 * PROCESS_COUNT_MAX
 _PACE_S: Final = 0.01
@@ -59,13 +62,17 @@ class Hello:
     marks: tuple[ObjectMark, ...] = ()
 
 
+MESSAGES: Final = ValueCodec(Hello, ObjectMark, SegmentHeader, SegmentKind, *VALUES)
+"""Of links: values, and nothing that runs where they are read."""
+
+
 class Link:
     """A socket to one other process. Not blocking.
 
     Attributes:
         descriptors: Received with messages and not yet taken.
         pid: Of the other process.
-        is_over: Whether the other end is closed.
+        is_over: Whether the other end is closed, or has sent what is no message.
     """
 
     def __init__(self, peer: socket.socket) -> None:
@@ -94,7 +101,7 @@ class Link:
 
     def send(self, message: object, descriptor: int | None = None) -> None:
         """Sends a message, as far as there is room; see `flush`."""
-        data = pickle.dumps(message)
+        data = MESSAGES.encode(message)
         self._unsent += _LENGTH.pack(len(data)) + data
         if descriptor is not None:
             self._given.append(descriptor)
@@ -139,7 +146,16 @@ class Link:
                 return
             message = bytes(self._received[_LENGTH.size : end])
             del self._received[:end]
-            yield pickle.loads(message)
+            try:
+                yield MESSAGES.decode(message)
+            except ValueError as error:
+                logger.warning(
+                    "process %d of this machine is left out of the host's group, since "
+                    "it sent %s: is it of another release of psworker?",
+                    *(self.pid, error),
+                )
+                self.is_over = True
+                self._received.clear()
 
     def is_stopped(self) -> bool:
         """Whether the other process is stopped, as by SIGSTOP, or has ended."""
