@@ -2788,4 +2788,27 @@ BUGS = (
         ),
         tests=("tests/unit/pswire/security/test_tokens.py",),
     ),
+    PlantedBug(
+        "the processes of a host read pickles of each other",
+        (
+            Edit(
+                f"{WORKER}/backends/host/rendezvous.py",
+                "                yield MESSAGES.decode(message)\n",
+                "                import pickle\n\n"
+                "                yield pickle.loads(message)\n",
+            ),
+        ),
+        tests=("tests/unit/test_nothing_runs.py",),
+    ),
+    PlantedBug(
+        "a field of a message that is longer than the rest",
+        (
+            Edit(
+                "protos/pswire/message_fields.py",
+                "            if length > end - position:\n",
+                "            if length > 1 << 31:\n",
+            ),
+        ),
+        tests=("tests/fuzz/test_corpus.py",),
+    ),
 )
