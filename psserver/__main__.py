@@ -14,6 +14,7 @@ from psserver.config import (
     ShardConfig,
     usable_thread_count,
 )
+from psserver.edge.limits import Limits
 from psserver.job_options import JobOptions, takes_job_options
 from pswire.addresses import Address
 from pswire.limits import WAIT_S_MAX
@@ -75,6 +76,19 @@ History = Annotated[
         show_default=False,
     ),
 ]
+Limit = Annotated[
+    list[str],
+    typer.Option(
+        "--limit",
+        envvar="PS_LIMITS",
+        metavar="NAME=VALUE",
+        help="What callers may make it hold, and how long it waits for them; may be "
+        "given again. Names, and what they are without it: "
+        + "; ".join(f"{name} ({default})" for name, default, _ in Limits.rows())
+        + ". See docs/limits.md.",
+        show_default=False,
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
 
@@ -95,6 +109,7 @@ def coordinator(
     insecure: Insecure = False,
     tokens: Tokens = None,
     history: History = "",
+    limit: Limit = [],  # noqa: B006, typer copies it
     verbose: Verbose = False,
     job: JobOptions,
 ) -> None:
@@ -102,6 +117,7 @@ def coordinator(
     config = replace(
         job.config(_listening(listen, tokens, insecure=insecure), state_dir),
         history=history,
+        limits=_limits(limit),
     )
     from psserver.coordinator.daemon import run_coordinator
 
@@ -152,6 +168,7 @@ def shard(
     insecure: Insecure = False,
     tokens: Tokens = None,
     history: History = "",
+    limit: Limit = [],  # noqa: B006, typer copies it
     verbose: Verbose = False,
 ) -> None:
     """Holds one shard of the parameters and runs its optimizer."""
@@ -163,6 +180,7 @@ def shard(
         index=index,
         thread_count=threads,
         history=history,
+        limits=_limits(limit),
     )
     from psserver.shard.daemon import run_shard
 
@@ -179,6 +197,7 @@ def local(
     insecure: Insecure = False,
     tokens: Tokens = None,
     history: History = "",
+    limit: Limit = [],  # noqa: B006, typer copies it
     verbose: Verbose = False,
     job: JobOptions,
 ) -> None:
@@ -186,6 +205,7 @@ def local(
     config = replace(
         job.config(_listening(listen, tokens, insecure=insecure), state_dir),
         history=history,
+        limits=_limits(limit),
     )
     from psserver.local import run_local
 
@@ -253,6 +273,13 @@ def _listening(
         tokens=tokens,
         credentials=Credentials.from_environment(),
     )
+
+
+def _limits(texts: list[str]) -> Limits:
+    try:
+        return Limits.parse(texts)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--limit") from error
 
 
 def _run(role: str, daemon: Coroutine[Any, Any, None], *, verbose: bool) -> None:

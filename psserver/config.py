@@ -11,6 +11,7 @@ from psserver.edge.coordinator_settings import (
     CoordinatorSettings,
     ShardLossPolicy,
 )
+from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from pswire.addresses import Address
 from pswire.keepalive import reconnect_grace_ms
 from pswire.limits import (
@@ -174,6 +175,7 @@ class CoordinatorConfig:
         checkpoint_interval: How often one is made; None for the default.
         checkpoint_keep_count: How many stay; None for the default.
         history: Where it writes its history, see `pswire.history`; empty for none.
+        limits: What callers may make it hold.
     """
 
     listen: ListenConfig
@@ -195,6 +197,7 @@ class CoordinatorConfig:
     checkpoint_interval: CheckpointInterval | None = None
     checkpoint_keep_count: int | None = None
     history: str = ""
+    limits: Limits = DEFAULT_LIMITS
 
     def validate(self) -> None:
         """Checks every setting.
@@ -398,6 +401,7 @@ class ShardConfig:
         history: Where it writes its history, see `pswire.history`; empty for none.
         shares_memory: Whether tensors of workers on this machine go through memory that
             both use, `PS_SHARED_MEMORY` if it is not said.
+        limits: What callers may make it hold.
     """
 
     listen: ListenConfig
@@ -410,6 +414,7 @@ class ShardConfig:
     shares_memory: bool = field(
         default_factory=lambda: is_wanted(os.environ.get(SHARED_MEMORY_VARIABLE, "1"))
     )
+    limits: Limits = DEFAULT_LIMITS
 
     def validate(self) -> None:
         """Checks every setting.

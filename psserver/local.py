@@ -77,7 +77,8 @@ async def _supervise(
     *,
     verbose: bool,
 ) -> None:
-    common = ["--insecure"] if config.listen.insecure else []
+    common = config.limits.arguments()
+    common += ["--insecure"] if config.listen.insecure else []
     common += ["--verbose"] if verbose else []
     common += [f"--tokens={config.listen.tokens}"] if config.listen.tokens else []
     common += [f"--history={config.history}"] if config.history else []

@@ -275,6 +275,7 @@ ERROR_CLASSES: Final[Mapping[ErrorReason, type[PsError]]] = MappingProxyType(
         ErrorReason.UNAUTHENTICATED: AuthenticationError,
         ErrorReason.CREDENTIAL_ENDED: AuthenticationError,
         ErrorReason.PERMISSION_DENIED: PermissionDeniedError,
+        ErrorReason.BUSY: UnavailableError,
     }
 )
 """Class of every reason that a server may give."""

@@ -24,6 +24,10 @@ from pswire.v1 import error_pb2
 DETAILS_KEY: Final = "grpc-status-details-bin"
 """Metadata key that gRPC's libraries agree on for a `google.rpc.Status`."""
 
+PUSHBACK: Final = ("grpc-retry-pushback-ms", b"500")
+"""Tells gRPC's own retries, of clients that have them on, when to ask again.
+Source: https://github.com/grpc/proposal/blob/master/A6-client-retries.md"""
+
 STATUS_BYTES_MAX: Final = 6_000
 """Encoded status. With the text and gRPC's own entries it stays below 8 KB."""
 
@@ -96,7 +100,10 @@ def trailing_metadata(refusal: Refusal) -> tuple[tuple[str, bytes], ...]:
     status = status_pb2.Status(
         code=code, message=details_text(refusal), details=[packed]
     )
-    return ((DETAILS_KEY, status.SerializeToString()),)
+    details = (DETAILS_KEY, status.SerializeToString())
+    if refusal.reason is ErrorReason.BUSY:
+        return (details, PUSHBACK)
+    return (details,)
 
 
 def refusal_from_rpc_error(error: grpc.RpcError) -> Refusal | None:

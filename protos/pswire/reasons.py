@@ -57,6 +57,7 @@ class ErrorReason(IntEnum):
     UNAUTHENTICATED = 40
     CREDENTIAL_ENDED = 41
     PERMISSION_DENIED = 42
+    BUSY = 45
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,12 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
             "PERMISSION_DENIED",
             False,
             "use a credential that was made for this, see docs/security.md",
+        ),
+        ErrorReason.BUSY: ErrorCase(
+            "RESOURCE_EXHAUSTED",
+            True,
+            "ask again in a moment: nothing was changed; if it lasts, look at what "
+            "calls this process, or raise its --limit",
         ),
         ErrorReason.STATE_NOT_WRITTEN: ErrorCase(
             "UNAVAILABLE",

@@ -17,11 +17,7 @@ from psserver.coordinator.rpc.shard_control import ShardControl
 from psserver.coordinator.rpc.worker_control import WorkerControl
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.access import Access, watch_tokens
-from psserver.edge.descriptors import (
-    connection_count_max,
-    descriptors,
-    watch_descriptors,
-)
+from psserver.edge.descriptors import descriptors, fitted
 from psserver.edge.ending import JobFailedError
 from psserver.edge.lifecycle import (
     STOPPING_LINE,
@@ -32,6 +28,8 @@ from psserver.edge.lifecycle import (
     stop,
     watch_certificates,
 )
+from psserver.edge.open_calls import OpenCalls
+from psserver.edge.room import watch_room
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_checkpoints, held_folder
 from pswire.checkpoint.folder import CheckpointFolder
@@ -79,15 +77,16 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
             folder = CheckpointFolder(url)
             # A job that has started goes on with its shards, if they live.
             saved = newest_saved(folder, url, verifies=not store.has_record)
-        host = CoordinatorHost(settings, store, saved)
+        host = CoordinatorHost(settings, store, saved, config.limits)
         if folder is not None:
             host.checkpoints.claim(folder)
         host.history = CoordinatorHistory.open(config.history, host.core.settings)
+        calls = OpenCalls(fitted(config.limits, descriptors()[1]))
         server = make_server(
             ServerKind.COORDINATOR,
             [coordinator_handler(host)],
+            calls,
             coordinator_keepalive(config.lease_ttl_ms),
-            connection_count_max(descriptors()[1]),
             access,
         )
         health = grpc_health.v1.health.aio.HealthServicer()
@@ -102,7 +101,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
             await stay(
                 host.run_clock(),
                 _fail_with(host),
-                watch_descriptors(),
+                watch_room(calls, address.port),
                 watch_certificates(config.listen),
                 watch_tokens(access),
             )

@@ -25,6 +25,8 @@ from psserver.coordinator.storage.job_store import (
 )
 from psserver.edge.access import Access
 from psserver.edge.lifecycle import bind, stop
+from psserver.edge.limits import DEFAULT_LIMITS
+from psserver.edge.open_calls import OpenCalls
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import StateFolderError, held_folder
 from pswire.checkpoint.errors import MissingError
@@ -213,7 +215,12 @@ async def _living_shards(
         StateFolderError: Some are of another job.
     """
     living = LivingShards()
-    server = make_server(ServerKind.COORDINATOR, [living], access=Access.of(listen))
+    server = make_server(
+        ServerKind.COORDINATOR,
+        [living],
+        OpenCalls(DEFAULT_LIMITS),
+        access=Access.of(listen),
+    )
     bind(server, listen)
     await server.start()
     try:

@@ -4,19 +4,21 @@ Without any left, who connects is not refused: the connection waits in the kerne
 queue, and both sides look as if the other one was slow. So connections get a part only.
 """
 
-import asyncio
 import errno
 import logging
 import os
 import sys
+from dataclasses import replace
 from typing import Final
 
-from psserver.edge.server import CONNECTION_COUNT_MAX
+from psserver.edge.limits import Limits
 
-LOOK_INTERVAL_S: Final = 2.0
 REPEAT_S: Final = 60.0
 KEPT_COUNT: Final = 64
 """Least number that connections leave to files, shared memory and the daemon itself."""
+
+DESCRIPTOR_COUNT_WANTED: Final = 65_536
+"""Enough for the connections that a daemon accepts by default."""
 
 CONNECTION_COUNT_MIN: Final = 8
 """Connections of a daemon whose limit leaves it no such number."""
@@ -27,9 +29,14 @@ log = logging.getLogger("psserver")
 
 
 class DescriptorLog:
-    """What to say about descriptors, and not too often."""
+    """What to say about descriptors, and not too often.
 
-    def __init__(self) -> None:
+    Args:
+        connection_count_max: How many of them connections may take.
+    """
+
+    def __init__(self, connection_count_max: int) -> None:
+        self._most = connection_count_max
         self._level = logging.NOTSET
         self._said_at = 0.0
 
@@ -41,7 +48,7 @@ class DescriptorLog:
             limit: How many there may be.
             now: Seconds on a clock that never goes back.
         """
-        level = _level(count, limit)
+        level = self._level_of(count, limit)
         is_worse = level > self._level
         is_due = level > logging.NOTSET and now - self._said_at >= REPEAT_S
         was_told = self._level > logging.NOTSET
@@ -51,25 +58,18 @@ class DescriptorLog:
                 return logging.INFO, f"{count} of {limit} file descriptors are in use"
             return None
         self._level, self._said_at = level, now
-        return level, _text(count, limit, level)
+        return level, _text(count, limit, level, self._most)
 
-
-async def watch_descriptors() -> None:
-    """Looks at this process's descriptors as long as it runs."""
-    if not _can_look():
-        await asyncio.Event().wait()
-    log_of_descriptors = DescriptorLog()
-    loop = asyncio.get_running_loop()
-    while True:
-        found = log_of_descriptors.line(*descriptors(), loop.time())
-        if found is not None:
-            level, text = found
-            log.log(level, "%s", text)
-        await asyncio.sleep(LOOK_INTERVAL_S)
+    def _level_of(self, count: int, limit: int) -> int:
+        if count >= limit - 1:
+            return logging.ERROR
+        return logging.WARNING if count >= self._most else logging.NOTSET
 
 
 def descriptors() -> tuple[int, int]:
     """How many this process has in use, and how many it may have."""
+    if sys.platform == "win32" or not os.path.isdir(_FOLDER):
+        return 0, sys.maxsize
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -83,30 +83,39 @@ def descriptors() -> tuple[int, int]:
         return limit, limit
 
 
-def connection_count_max(limit: int) -> int:
-    """How many of so many descriptors connections may take.
+def fitted(limits: Limits, descriptor_limit: int) -> Limits:
+    """The limits, with connections that so many descriptors leave room for.
 
     Three quarters, so that a stranger who opens all it can leaves the daemon able to
-    write its state and to share memory with its workers.
+    write its state and to share memory with its workers; half of these for a machine,
+    so that it leaves room for others.
     """
-    most = min(CONNECTION_COUNT_MAX, limit * 3 // 4, limit - KEPT_COUNT)
-    return max(CONNECTION_COUNT_MIN, most)
+    most = min(
+        limits.connections, descriptor_limit * 3 // 4, descriptor_limit - KEPT_COUNT
+    )
+    most = max(CONNECTION_COUNT_MIN, most)
+    return replace(
+        limits,
+        connections=most,
+        machine_connections=min(limits.machine_connections, max(1, most // 2)),
+    )
 
 
-def _can_look() -> bool:
-    return sys.platform != "win32" and os.path.isdir(_FOLDER)
+def raise_descriptor_limit() -> None:
+    """Raises this process's soft limit of descriptors as far as it may, and helps."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTOR_COUNT_WANTED
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _level(count: int, limit: int) -> int:
-    if count >= limit - 1:
-        return logging.ERROR
-    if count >= connection_count_max(limit):
-        return logging.WARNING
-    return logging.NOTSET
-
-
-def _text(count: int, limit: int, level: int) -> str:
-    most = connection_count_max(limit)
+def _text(count: int, limit: int, level: int, most: int) -> str:
     what = (
         "out of file descriptors: no worker, shard or psctl can connect before some "
         "connections end"

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from psserver.config import ConfigurationError, OptionError
+from psserver.edge.descriptors import raise_descriptor_limit
 from psserver.edge.state_folder import StateFolderError
 from pswire import failpoints
 from pswire.checkpoint.errors import CheckpointError
@@ -36,6 +37,7 @@ _CODE_OF_REASON = {
 
 
 def run_daemon(daemon: Coroutine[Any, Any, None]) -> ExitCode:
+    raise_descriptor_limit()
     try:
         failpoints.arm()
     except FailpointError as error:

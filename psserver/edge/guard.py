@@ -10,9 +10,12 @@ answer UNKNOWN and write a traceback for each that is none; see `decoding`.
 """
 
 import asyncio
+import errno
+import ipaddress
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, NoReturn, TypeVar
+from functools import lru_cache
+from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import unquote
 
 import grpc
@@ -43,7 +46,23 @@ def address_of(context: Context) -> str:
 
 
 def machine_of(context: Context) -> str:
-    return address_of(context).rpartition(":")[0]
+    """Which machine a call comes from."""
+    return machine_of_address(address_of(context))
+
+
+@lru_cache(maxsize=1024)
+def machine_of_address(address: str) -> str:
+    """Which machine a `HOST:PORT` is of: all of a /64 network of IPv6 is one's."""
+    host = address.rpartition(":")[0].strip("[]")
+    if ":" not in host:
+        return host
+    try:
+        own = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    if own.is_loopback:
+        return host
+    return str(ipaddress.IPv6Network((own.packed, 64), strict=False))
 
 
 def _is_hung_up(error: BaseException) -> bool:
@@ -72,8 +91,28 @@ def as_refusal(error: BaseException, method: str) -> Refusal:
         return error
     if isinstance(error, asyncio.CancelledError):
         return Refusal(ErrorReason.DRAINING, "the server ended the call")
+    if lacks := _lacking(error):
+        _refusal_log.warning("%s was refused: this process has no %s", method, lacks)
+        return Refusal(ErrorReason.BUSY, f"the process has no {lacks} left")
     _refusal_log.warning("%s failed", method, error=error)
     return Refusal(ErrorReason.INTERNAL, f"{method} failed on the server")
+
+
+_LACKING: Final = {
+    errno.EMFILE: "file descriptor",
+    errno.ENFILE: "file descriptor",
+    errno.ENOMEM: "memory",
+}
+
+
+def _lacking(error: BaseException) -> str:
+    """What the system has none left of, in words; empty for any other error."""
+    if isinstance(error, MemoryError):
+        return "memory"
+    if isinstance(error, OSError):
+        return _LACKING.get(error.errno or 0, "")
+    # As Python says of threads: an error of no other kind.
+    return "thread" if "can't start new thread" in str(error) else ""
 
 
 def unary(

@@ -6,6 +6,8 @@ from typing import Final
 import grpc
 import grpc.aio
 
+from psserver.edge.limits import DEFAULT_LIMITS, Limits
+from psserver.edge.open_calls import OpenCalls
 from pswire.keepalive import (
     CONTROL_KEEPALIVE,
     DATA_KEEPALIVE,
@@ -15,27 +17,6 @@ from pswire.keepalive import (
 )
 from pswire.limits import MESSAGE_BYTES_MAX
 from pswire.security.certificates import Certificates, Pem
-
-STREAM_COUNT_MAX: Final = 64
-"""Calls of one connection at a time. A worker needs a dozen; no limit is advertised by
-default, so that one client could open any number. gRPC takes up to 4 MiB of each before
-it is known who calls."""
-
-HANDSHAKE_TIMEOUT_MS: Final = 10_000
-"""Time for a client to speak HTTP/2. gRPC's default of 120 s lets idle sockets pile
-up."""
-
-CONNECTION_COUNT_MAX: Final = 16_384
-"""Connections at a time, where descriptors allow as many. A worker has one to each
-process, and without a limit one stranger takes every descriptor there is."""
-
-IDLE_TIMEOUT_MS: Final = 30_000
-"""Time for which a connection may be open without a call, before it is closed. gRPC's
-default is for ever. Workers and shards keep a call open to the coordinator; a channel
-that comes back to a closed connection opens a new one for its next call."""
-
-METADATA_BYTES_MAX: Final = 8_192
-"""gRPC's own soft limit on the headers of a call, said here so that it is tested."""
 
 
 class ServerKind(Enum):
@@ -52,8 +33,8 @@ _KEEPALIVES: Final[dict[ServerKind, Keepalive]] = {
 
 def server_options(
     kind: ServerKind,
+    limits: Limits = DEFAULT_LIMITS,
     keepalive: Keepalive | None = None,
-    connection_count_max: int = CONNECTION_COUNT_MAX,
 ) -> list[tuple[str, str | int]]:
     """All settings of a server of this kind."""
     return [
@@ -65,12 +46,17 @@ def server_options(
         # Kept at gRPC's default on purpose: see the constant.
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-        ("grpc.max_concurrent_streams", STREAM_COUNT_MAX),
-        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        # By default no limit is advertised, and one client could open any number, of
+        # each of which gRPC takes up to 4 MiB before it is known who calls.
+        ("grpc.max_concurrent_streams", limits.connection_calls),
+        # gRPC's default of 120 s lets idle sockets pile up.
+        ("grpc.server_handshake_timeout_ms", _ms(limits.handshake_s)),
         # One beyond is closed at once, and its client tries again after a while.
-        ("grpc.max_allowed_incoming_connections", connection_count_max),
-        ("grpc.max_connection_idle_ms", IDLE_TIMEOUT_MS),
-        ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        # For ever by default. Workers and shards keep a call open to the coordinator;
+        # a channel that comes back to a closed connection opens a new one.
+        ("grpc.max_connection_idle_ms", _ms(limits.idle_s)),
+        ("grpc.max_metadata_size", limits.metadata_bytes),
         # Gradients are noise to a compressor, and a compressed bomb is a risk. Bit 0
         # of the set is "identity".
         ("grpc.default_compression_algorithm", 0),
@@ -81,8 +67,8 @@ def server_options(
 def make_server(
     kind: ServerKind,
     handlers: list[grpc.GenericRpcHandler],
+    calls: OpenCalls,
     keepalive: Keepalive | None = None,
-    connection_count_max: int = CONNECTION_COUNT_MAX,
     access: grpc.aio.ServerInterceptor | None = None,
 ) -> grpc.aio.Server:
     """Makes a server for the running event loop; it is not bound yet.
@@ -90,13 +76,15 @@ def make_server(
     Args:
         kind: What it serves.
         handlers: What answers calls.
+        calls: Admits calls within the limits.
         keepalive: Of connections, by default that of its kind.
-        connection_count_max: Connections at a time.
         access: Lets in who may call, None for everybody.
     """
-    options = server_options(kind, keepalive, connection_count_max)
-    interceptors = () if access is None else (access,)
-    server = grpc.aio.server(interceptors=interceptors, options=options)
+    server = grpc.aio.server(
+        options=server_options(kind, calls.limits, keepalive),
+        # Who may not call is counted, too.
+        interceptors=(calls,) if access is None else (calls, access),
+    )
     server.add_generic_rpc_handlers(tuple(handlers))
     return server
 
@@ -133,3 +121,7 @@ def server_credentials(
         renewed,  # type: ignore[arg-type]  # its docstring allows None
         demands_certificates,
     )
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(1000 * seconds))

@@ -16,10 +16,6 @@ from pswire.reasons import ErrorReason, Refusal
 
 Message = TypeVar("Message")
 
-SILENCE_TIMEOUT_S: Final = 30.0
-"""Longest time between two messages of a call. A message has 8 MiB at most: who needs
-longer for it could not train."""
-
 SLOW_S: Final = 1.0
 """Time that a sender may be waited for, over all its messages, while others want its
 place. The messages of an honest one are ready before its call begins, and 64 MiB of
@@ -34,10 +30,17 @@ WAITING_COUNT_MAX: Final = 1024
 
 
 class StagingCall(Generic[Message]):
-    """One call of a sender."""
+    """One call of a sender.
 
-    def __init__(self, requests: AsyncIterator[Message]) -> None:
+    Args:
+        requests: Its messages.
+        silence_s: Longest time between two of them. A message has 8 MiB at most: who
+            needs long for one could not train.
+    """
+
+    def __init__(self, requests: AsyncIterator[Message], silence_s: float) -> None:
         self._requests = requests
+        self._silence_s = silence_s
         self._waited_s = 0.0
         self._waiting_since_s: float | None = None
         self._ended: asyncio.Future[Refusal] = (
@@ -56,7 +59,7 @@ class StagingCall(Generic[Message]):
         try:
             await asyncio.wait(
                 (reading, self._ended),
-                timeout=SILENCE_TIMEOUT_S,
+                timeout=self._silence_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if self._ended.done():
@@ -64,7 +67,7 @@ class StagingCall(Generic[Message]):
             if not reading.done():
                 raise Refusal(
                     ErrorReason.WAIT_TIMEOUT,
-                    f"a call that stages was silent for {SILENCE_TIMEOUT_S:g} s; what "
+                    f"a call that stages was silent for {self._silence_s:g} s; what "
                     "it has brought is dropped",
                 )
             return reading.result()

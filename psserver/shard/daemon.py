@@ -15,11 +15,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from psserver.config import ShardConfig
 from psserver.edge.access import Access, watch_tokens
-from psserver.edge.descriptors import (
-    connection_count_max,
-    descriptors,
-    watch_descriptors,
-)
+from psserver.edge.descriptors import descriptors, fitted
 from psserver.edge.ending import JobFailedError
 from psserver.edge.lifecycle import (
     announce,
@@ -28,12 +24,14 @@ from psserver.edge.lifecycle import (
     stop,
     watch_certificates,
 )
+from psserver.edge.open_calls import OpenCalls
+from psserver.edge.room import watch_room
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_folder
+from psserver.edge.usable_memory import usable_memory
 from psserver.shard.host.history import ShardHistory
 from psserver.shard.host.segment_listener import listening
 from psserver.shard.host.shard_host import ShardHost
-from psserver.shard.host.usable_memory import usable_memory
 from psserver.shard.rpc.coordinator_client import CoordinatorClient
 from psserver.shard.rpc.parameter_service import SERVICE, ParameterService
 from psserver.shard.tensors.supported_optimizers import load_optimizers
@@ -87,12 +85,8 @@ async def run_shard(config: ShardConfig) -> None:
     keep_freed_memory()
     late = LateHandler()
     access = Access.of(config.listen)
-    server = make_server(
-        ServerKind.SHARD,
-        [late],
-        connection_count_max=connection_count_max(descriptors()[1]),
-        access=access,
-    )
+    calls = OpenCalls(fitted(config.limits, descriptors()[1]))
+    server = make_server(ServerKind.SHARD, [late], calls, access=access)
     health = grpc_health.v1.health.aio.HealthServicer()
     add_HealthServicer_to_server(health, server)
     with held_folder(config.state_dir):
@@ -105,7 +99,7 @@ async def run_shard(config: ShardConfig) -> None:
         try:
             await stay(
                 _serve(config, str(config.advertise or address), late, health),
-                watch_descriptors(),
+                watch_room(calls, address.port),
                 watch_certificates(config.listen),
                 watch_tokens(access),
                 _import_optimizers(),
@@ -158,6 +152,7 @@ async def _serve(
                 settings=read_settings(place.settings),
                 thread_count=config.thread_count,
                 shares_memory=config.shares_memory and bool(boot_id()),
+                limits=config.limits,
             )
             host.history = ShardHistory.open(
                 config.history,

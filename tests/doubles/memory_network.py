@@ -14,7 +14,13 @@ import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from typing import Any, Final, cast
 from unittest import mock
 from weakref import WeakSet
@@ -290,7 +296,7 @@ class MemoryServer:
             found = (each.service(details) for each in self._handlers)
             return next((each for each in found if each is not None), None)
 
-        for each in self._interceptors:
+        for each in reversed(self._interceptors):
             find = functools.partial(each.intercept_service, find)
         return await find(details)
 

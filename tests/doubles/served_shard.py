@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from psserver.edge.changes import Changes
+from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.parameter_service import ParameterService
 from psserver.shard.tensors.contribution import byte_count_of
@@ -63,6 +64,8 @@ class ServedShard:
     def __init__(
         self,
         entries: Sequence[SchemaEntry] = SMALL,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
         **settings: Any,  # noqa: ANN401
     ) -> None:
         self.host = ShardHost(
@@ -70,6 +73,7 @@ class ServedShard:
             incarnation=1,
             settings=JobSettings(job_id="job", shard_count=1, **settings),
             thread_count=2,
+            limits=limits,
         )
         self.service = ParameterService(self.host)
         self._schema = ModelSchema(tuple(entries))

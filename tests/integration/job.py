@@ -31,6 +31,7 @@ from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge import lifecycle
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.ending import JobFailedError
+from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from psserver.shard import daemon as shard_daemon
 from psserver.shard.host.shard_host import ShardHost
 from pswire.addresses import Address, parse_address
@@ -112,9 +113,12 @@ async def _stay(*duties: Coroutine[None, None, None]) -> None:
 
 
 def _coordinator_host(
-    settings: CoordinatorSettings, store: JobStore, saved: SavedJob | None
+    settings: CoordinatorSettings,
+    store: JobStore,
+    saved: SavedJob | None,
+    limits: Limits,
 ) -> CoordinatorHost:
-    host = CoordinatorHost(settings, store, saved)
+    host = CoordinatorHost(settings, store, saved, limits)
     _current.get().coordinator = host
     return host
 
@@ -177,6 +181,7 @@ class Job:
         job_seed: int = JOB_SEED,
         tokens: JobTokens | None = None,
         credentials: Credentials = _NO_CREDENTIALS,
+        limits: Limits = DEFAULT_LIMITS,
         **settings: Any,  # noqa: ANN401, as the coordinator has them
     ) -> None:
         """Starts nothing yet.
@@ -200,9 +205,11 @@ class Job:
             tokens: Of the job, where its callers need one.
             credentials: What the daemons show whoever connects; what they show others
                 is of the process, as it is in theirs.
+            limits: Of all daemons.
             settings: Further ones of `CoordinatorConfig`.
         """
         self._settings = {"job_seed": job_seed, **settings}
+        self._limits = limits
         self._port = port
         self._tokens = tokens
         self._credentials = credentials
@@ -386,6 +393,7 @@ class Job:
                     shard_count=self._shard_count,
                     workers_min=self.workers_min,
                     lease_ttl_ms=self._lease_ttl_ms,
+                    limits=self._limits,
                     **self._settings,
                 )
             )
@@ -410,6 +418,7 @@ class Job:
                     thread_count=2,
                     # What goes through a proxy is for it to break.
                     shares_memory=self._shares_memory and advertise is None,
+                    limits=self._limits,
                 )
             )
         )

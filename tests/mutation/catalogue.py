@@ -1212,12 +1212,12 @@ BUGS = (
         "a limit of a control group above that is passed over",
         (
             Edit(
-                "psserver/shard/host/usable_memory.py",
+                "psserver/edge/usable_memory.py",
                 "        for each in (group, *group.parents):\n",
                 "        for each in (group,):\n",
             ),
         ),
-        tests=("tests/unit/psserver/shard/host/test_usable_memory.py",),
+        tests=("tests/unit/psserver/edge/test_usable_memory.py",),
     ),
     PlantedBug(
         "a snapshot that waits for pushes of the dead",
@@ -1400,7 +1400,7 @@ BUGS = (
         (
             Edit(
                 "psserver/edge/staging_calls.py",
-                "                timeout=SILENCE_TIMEOUT_S,\n",
+                "                timeout=self._silence_s,\n",
                 "                timeout=None,\n",
             ),
         ),
@@ -1421,7 +1421,7 @@ BUGS = (
         "any number of unread answers",
         (
             Edit(
-                "psserver/shard/host/answer_slots.py",
+                "psserver/edge/answer_slots.py",
                 "        return has_room and self._counts[reader] < self._each_max\n",
                 "        return has_room\n",
             ),
@@ -1432,7 +1432,7 @@ BUGS = (
         "an answer that is never counted as read",
         (
             Edit(
-                "psserver/shard/host/answer_slots.py",
+                "psserver/edge/answer_slots.py",
                 "            self._counts[reader] -= 1\n",
                 "            self._counts[reader] -= 0\n",
             ),
@@ -1477,8 +1477,8 @@ BUGS = (
         (
             Edit(
                 "psserver/edge/descriptors.py",
-                "min(CONNECTION_COUNT_MAX, limit * 3 // 4, limit - KEPT_COUNT)",
-                "min(CONNECTION_COUNT_MAX, limit)",
+                "descriptor_limit * 3 // 4, descriptor_limit - KEPT_COUNT",
+                "descriptor_limit",
             ),
         ),
         tests=(
@@ -1490,8 +1490,8 @@ BUGS = (
         (
             Edit(
                 "psserver/edge/server.py",
-                '("grpc.max_allowed_incoming_connections", connection_count_max)',
-                '("grpc.max_allowed_incoming_connections", CONNECTION_COUNT_MAX)',
+                '("grpc.max_allowed_incoming_connections", limits.connections)',
+                '("grpc.max_allowed_incoming_connections", 1 << 20)',
             ),
         ),
         tests=(
@@ -1503,7 +1503,7 @@ BUGS = (
         (
             Edit(
                 "psserver/edge/server.py",
-                '        ("grpc.max_connection_idle_ms", IDLE_TIMEOUT_MS),\n',
+                '        ("grpc.max_connection_idle_ms", _ms(limits.idle_s)),\n',
                 "",
             ),
         ),
@@ -1690,8 +1690,8 @@ BUGS = (
         (
             Edit(
                 "psserver/shard/host/shard_host.py",
-                "each_max=SNAPSHOTS_OF_MACHINE_MAX, all_max",
-                "each_max=SNAPSHOTS_MAX, all_max",
+                "each_max=limits.machine_snapshot_answers, all_max",
+                "each_max=limits.snapshot_answers, all_max",
             ),
         ),
         tests=(
@@ -1703,8 +1703,8 @@ BUGS = (
         (
             Edit(
                 "psserver/shard/host/shard_host.py",
-                "each_max=SNAPSHOTS_OF_MACHINE_MAX, all_max=SNAPSHOTS_MAX",
-                "each_max=SNAPSHOTS_OF_MACHINE_MAX, all_max=None",
+                "all_max=limits.snapshot_answers",
+                "all_max=None",
             ),
         ),
         tests=(
@@ -2391,8 +2391,8 @@ BUGS = (
         (
             Edit(
                 f"{JOB_CORE}/roster.py",
-                "max(self._floor, self._incarnations.get(worker_id, 0)) + 1",
-                "self._incarnations.get(worker_id, 0) + 1",
+                "max(self._floor, self._incarnations.pop(worker_id, 0)) + 1",
+                "self._incarnations.pop(worker_id, 0) + 1",
             ),
         ),
         tests=(

@@ -101,6 +101,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """What the call was opened with is not valid any more."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 42
     """The caller is known, and may not do this."""
+    ERROR_REASON_BUSY: _ErrorReason.ValueType  # 45
+    """The process has all the work, or uses all the memory, that it may just now."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Every reason a paramserver process gives for refusing a call. The status
@@ -183,6 +185,8 @@ ERROR_REASON_CREDENTIAL_ENDED: ErrorReason.ValueType  # 41
 """What the call was opened with is not valid any more."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 42
 """The caller is known, and may not do this."""
+ERROR_REASON_BUSY: ErrorReason.ValueType  # 45
+"""The process has all the work, or uses all the memory, that it may just now."""
 global___ErrorReason = ErrorReason
 
 @typing.final

@@ -33,6 +33,7 @@ from psserver.coordinator.core.roster import (
     GONE,
     NOTHING_BROUGHT,
     PRESENT,
+    REGISTERED_MAX,
     Brought,
     Roster,
     WorkerEntry,
@@ -302,19 +303,29 @@ class CoordinatorCore:
     # Workers
 
     def register_worker(
-        self, *, process_id: str, worker_id: str, address: str, now_ms: int
+        self,
+        *,
+        process_id: str,
+        worker_id: str,
+        address: str,
+        now_ms: int,
+        registered_max: int = REGISTERED_MAX,
     ) -> WorkerEntry:
         """Gives a worker its identity.
 
         Raises:
-            Refusal: `WORKER_ID_TAKEN`, `MALFORMED_MESSAGE` or `SHARD_LOST`; no state
-                changed.
+            Refusal: `WORKER_ID_TAKEN`, `MALFORMED_MESSAGE`, `BUSY` or `SHARD_LOST`; no
+                state changed.
         """
         self.progress.check_alive()
         undo = self.roster.memento()
         before = self.roster.processes
         entry = self.roster.register(
-            process_id=process_id, worker_id=worker_id, address=address, now_ms=now_ms
+            process_id=process_id,
+            worker_id=worker_id,
+            address=address,
+            now_ms=now_ms,
+            registered_max=registered_max,
         )
         if entry.worker not in before:
             change = Persist(

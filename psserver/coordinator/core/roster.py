@@ -7,6 +7,7 @@ come back within the grace it is *lost*: still a member, until a fence may take 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from pswire.awaited import NOT_KNOWN
@@ -20,6 +21,16 @@ ENDED_KEPT_LEASES = 12
 worker comes first. Its process may ask again to leave, whose answer was lost, and is
 answered that it has left; later that it is closed, which is as true."""
 
+
+REGISTERED_MAX = 4_096
+"""Workers that have registered, and do not follow the job yet: for a moment each."""
+
+ENDED_COUNT_MAX = 4_096
+"""Starts that are over and remembered, the newest ones."""
+
+IDS_KEPT_MAX = 8_192
+"""Worker ids of which the number of starts is known. Of ids that nobody has, the oldest
+ones beyond that are forgotten: all new starts are numbered above theirs."""
 
 GONE = (WorkerState.LEFT, WorkerState.EVICTED)
 
@@ -125,8 +136,9 @@ class WorkerEntry:
 class Roster:
     """All workers of a job, by identity.
 
-    Starts that are over are forgotten: see `ENDED_KEPT_LEASES`. The count of starts of
-    an id is kept for ever, so that no push of an old one is taken for a new one's.
+    Starts that are over are forgotten: see `ENDED_KEPT_LEASES`. New starts of an id are
+    numbered above all before, for ever, so that no push of an old one is taken for a
+    new one's.
     """
 
     def __init__(
@@ -139,11 +151,18 @@ class Roster:
             floor: Least last incarnation of any: of some it may not be known.
         """
         self._entries: dict[WorkerKey, WorkerEntry] = {}
+        # With the floor of those that were forgotten under no name: none is empty.
         self._incarnations = dict(incarnations or {})
-        self._floor = floor
+        self._floor = max(floor, self._incarnations.pop("", 0))
 
     def register(
-        self, *, process_id: str, worker_id: str, address: str, now_ms: int
+        self,
+        *,
+        process_id: str,
+        worker_id: str,
+        address: str,
+        now_ms: int,
+        registered_max: int = REGISTERED_MAX,
     ) -> WorkerEntry:
         """Gives a process its identity; the same one when it asks again.
 
@@ -152,8 +171,8 @@ class Roster:
         caller may try again.
 
         Raises:
-            Refusal: `WORKER_ID_TAKEN`, `LIMIT_EXCEEDED` or `MALFORMED_MESSAGE`; no
-                state changed.
+            Refusal: `WORKER_ID_TAKEN`, `LIMIT_EXCEEDED`, `MALFORMED_MESSAGE` or `BUSY`;
+                no state changed.
         """
         if not process_id or len(process_id) > NAME_BYTES_MAX:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "process_id is empty or long")
@@ -171,14 +190,17 @@ class Roster:
                 f"{holder.state}",
                 worker_id=chosen,
             )
+        self._check_room(registered_max)
         return self._begin(chosen, process_id, address, now_ms)
 
     def memento(self) -> Callable[[], None]:
         """What puts back who is known now, should a registration be undone."""
         entries, incarnations = dict(self._entries), dict(self._incarnations)
+        floor = self._floor
 
         def put_back() -> None:
             self._entries, self._incarnations = entries, incarnations
+            self._floor = floor
 
         return put_back
 
@@ -290,11 +312,16 @@ class Roster:
         for worker, entry in list(self._entries.items()):
             if entry.state in GONE and now_ms - entry.ended_ms >= kept_ms:
                 del self._entries[worker]
+        ended = self.in_state(*GONE)
+        if len(ended) > ENDED_COUNT_MAX:
+            ended.sort(key=lambda entry: entry.ended_ms)
+            for entry in ended[:-ENDED_COUNT_MAX]:
+                del self._entries[entry.worker]
 
     @property
     def incarnations(self) -> dict[str, int]:
         """Last incarnation of each worker id, to be kept."""
-        return dict(self._incarnations)
+        return {**self._incarnations, **({"": self._floor} if self._floor else {})}
 
     @property
     def processes(self) -> dict[WorkerKey, str]:
@@ -370,8 +397,9 @@ class Roster:
         for worker, entry in list(self._entries.items()):
             if worker.worker_id == worker_id and entry.state in GONE:
                 del self._entries[worker]
-        incarnation = max(self._floor, self._incarnations.get(worker_id, 0)) + 1
-        self._incarnations[worker_id] = incarnation
+        incarnation = max(self._floor, self._incarnations.pop(worker_id, 0)) + 1
+        self._incarnations[worker_id] = incarnation  # the newest one is the last
+        self._forget_ids()
         entry = WorkerEntry(
             worker=WorkerKey(worker_id, incarnation),
             process_id=process_id,
@@ -381,6 +409,33 @@ class Roster:
         )
         self._entries[entry.worker] = entry
         return entry
+
+    def _check_room(self, registered_max: int) -> None:
+        """Refuses a registration while too many have not come to anything.
+
+        Raises:
+            Refusal: `BUSY`.
+        """
+        count = sum(
+            entry.state is WorkerState.REGISTERED and not entry.is_watching
+            for entry in self._entries.values()
+        )
+        if count >= registered_max:
+            raise Refusal(
+                ErrorReason.BUSY,
+                f"{count} workers have registered and do not follow the job yet "
+                "(registrations)",
+            )
+
+    def _forget_ids(self) -> None:
+        surplus = len(self._incarnations) - IDS_KEPT_MAX
+        if surplus <= 0:
+            return
+        had = {worker.worker_id for worker in self._entries}
+        free = (name for name in self._incarnations if name not in had)
+        for name in list(islice(free, surplus + IDS_KEPT_MAX // 8)):
+            if name != next(reversed(self._incarnations)):
+                self._floor = max(self._floor, self._incarnations.pop(name))
 
     def _is_open(self, entry: WorkerEntry) -> bool:
         """Whether its process may still act as this start."""

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from psserver.coordinator.core.cut import Cut, WorkerSequence
+from pswire.reasons import ErrorReason, Refusal
 
 IMAGE_COUNT_MAX = 2
 """Images a shard keeps, shared by all readers."""
@@ -15,6 +16,9 @@ IMAGE_COUNT_MAX = 2
 READER_BYTES_PER_MS = 10_000
 """What a reader is given time for beside the least time of a pin: 10 MB/s, as over a
 link of 100 Mbit/s. Without it a model that takes longer could never be read."""
+
+PIN_COUNT_MAX = 4_096
+"""Readers of one snapshot at a time. One that ends without a word keeps its pin."""
 
 RELEASED_COUNT_MAX = 256
 """Releases remembered for a shard whose connection was away, which is seconds."""
@@ -172,7 +176,15 @@ class SnapshotList:
         self._kept.clear()
 
     def pin(self, entry: SnapshotEntry, now_ms: int, byte_count: int = 0) -> int:
-        """Somebody is going to read so many bytes; returns the name of the pin."""
+        """Somebody is going to read so many bytes; returns the name of the pin.
+
+        Raises:
+            Refusal: `BUSY`.
+        """
+        if len(entry.pins) >= PIN_COUNT_MAX:
+            raise Refusal(
+                ErrorReason.BUSY, f"{len(entry.pins)} readers read this snapshot"
+            )
         pin_id = self._next_pin_id
         self._next_pin_id += 1
         lasts_ms = self._pin_ttl_ms + byte_count // READER_BYTES_PER_MS

@@ -38,6 +38,7 @@ from psserver.coordinator.storage.job_store import JobStore, NotWrittenError
 from psserver.edge.changes import Changes
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
+from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
 from psserver.edge.monotonic import now_ms
 from pswire import failpoints
@@ -74,6 +75,7 @@ class CoordinatorHost:
         snapshots: Readers that want one.
         checkpoints: Has checkpoints written.
         history: What it decided, for an offline check.
+        limits: What callers may make it hold.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class CoordinatorHost:
         settings: CoordinatorSettings,
         store: JobStore,
         saved: SavedJob | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """Goes on where the state folder, or else the newest checkpoint, says.
 
@@ -88,7 +91,9 @@ class CoordinatorHost:
             settings: What the command line says.
             store: The state folder.
             saved: The job as its newest good checkpoint has it.
+            limits: What callers may make it hold.
         """
+        self.limits = limits
         self._store = store
         self.history = CoordinatorHistory()
         # Of the newest watch of each shard and worker.
@@ -333,6 +338,7 @@ class CoordinatorHost:
             worker_id=worker_id,
             address=address,
             now_ms=now_ms(),
+            registered_max=self.limits.registrations,
         )
         self.pump_for_caller()
         return entry

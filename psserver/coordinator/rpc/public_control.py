@@ -3,14 +3,16 @@
 from collections.abc import AsyncIterator
 
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
+from psserver.coordinator.host.snapshot_requests import PinnedSnapshot
 from psserver.coordinator.rpc.status_report import (
     checkpoint_status,
     saved_message,
     status_message,
 )
 from psserver.coordinator.rpc.watch_codec import address_message
+from psserver.edge.answer_slots import AnswerSlots
 from psserver.edge.decoding import check_protocol
-from psserver.edge.guard import Context, Methods, answered, streamed
+from psserver.edge.guard import Context, Methods, answered, machine_of, streamed
 from psserver.edge.monotonic import now_ms
 from pswire.checkpoint.storage import shown_url
 from pswire.data_codec import split_messages
@@ -29,6 +31,10 @@ UNDONE_COUNT_MAX = 64
 class PublicControl:
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host
+        self._descriptions = AnswerSlots(
+            each_max=host.limits.machine_snapshot_answers,
+            all_max=host.limits.snapshot_answers,
+        )
 
     def methods(self) -> Methods:
         return {
@@ -53,26 +59,19 @@ class PublicControl:
     ) -> AsyncIterator[messages.RequestSnapshotResponse]:
         """Finds or makes a snapshot newer than a version."""
         check_protocol(request.protocol_version)
-        core = self._host.core
         pinned = await self._host.snapshots.get(
-            newer_than=request.newer_than, timeout_s=max(0, request.timeout_ms) / 1000
+            newer_than=request.newer_than, timeout_s=self._wait_s(request.timeout_ms)
         )
-        terms = core.model.terms
-        assert terms is not None
-        response = messages.RequestSnapshotResponse(
-            job_id=core.settings.job_id,
-            snapshot_id=pinned.entry.snapshot_id,
-            version=pinned.entry.version,
-            clock=pinned.entry.clock,
-            generation=pinned.entry.generation,
-            shards=[address_message(slot) for slot in core.shards.slots],
-            schema=schema_to_message(terms.schema),
-            pin_ttl_ms=pinned.ttl_ms,
-            pin_id=pinned.pin_id,
-            chunk_bytes=terms.chunk_bytes(core.settings),
-        )
-        for part in cut_model(response):
-            yield part
+        reader = machine_of(context)
+        if not self._descriptions.has_one(reader):
+            raise Refusal(
+                ErrorReason.BUSY,
+                f"{self._descriptions.count(reader)} answers that describe a snapshot "
+                f"to {reader} are not read yet",
+            )
+        with self._descriptions.taken(reader):
+            for part in cut_model(self._description(pinned)):
+                yield part
 
     async def release_snapshot(
         self, request: messages.ReleaseSnapshotRequest, context: Context
@@ -85,8 +84,7 @@ class PublicControl:
     ) -> messages.SaveCheckpointResponse:
         """Makes a checkpoint; answers when it is complete."""
         check_protocol(request.protocol_version)
-        timeout_s = max(0, request.timeout_ms) / 1000
-        await self._host.checkpoints.save(timeout_s)
+        await self._host.checkpoints.save(self._wait_s(request.timeout_ms))
         checkpoints = self._host.core.checkpoints
         return messages.SaveCheckpointResponse(
             saved=checkpoint_status(checkpoints, now_ms()).newest
@@ -99,7 +97,7 @@ class PublicControl:
         check_protocol(request.protocol_version)
         found = await self._host.checkpoints.restore(
             request.name,
-            max(0, request.timeout_ms) / 1000,
+            self._wait_s(request.timeout_ms),
             tries_only=request.tries_only,
         )
         settings = self._host.core.checkpoints.settings
@@ -117,7 +115,7 @@ class PublicControl:
         check_protocol(request.protocol_version)
         bound = request.staleness_bound
         record = await self._host.set_mode(
-            _read_mode(request.mode, bound), bound, max(0, request.timeout_ms) / 1000
+            _read_mode(request.mode, bound), bound, self._wait_s(request.timeout_ms)
         )
         return messages.SetModeResponse(
             generation=record.generation, mode_clock=record.mode_clock
@@ -130,6 +128,29 @@ class PublicControl:
         status = status_message(self._host.core, self._host.waits, now_ms())
         status.splits.extend(split_messages(self._host.data.splits.all()))
         return status
+
+    # Inside
+
+    def _wait_s(self, timeout_ms: int) -> float:
+        """For how long a caller is waited with: no longer than anybody may."""
+        return min(max(0, timeout_ms) / 1000, self._host.limits.wait_s)
+
+    def _description(self, pinned: PinnedSnapshot) -> messages.RequestSnapshotResponse:
+        core = self._host.core
+        terms = core.model.terms
+        assert terms is not None
+        return messages.RequestSnapshotResponse(
+            job_id=core.settings.job_id,
+            snapshot_id=pinned.entry.snapshot_id,
+            version=pinned.entry.version,
+            clock=pinned.entry.clock,
+            generation=pinned.entry.generation,
+            shards=[address_message(slot) for slot in core.shards.slots],
+            schema=schema_to_message(terms.schema),
+            pin_ttl_ms=pinned.ttl_ms,
+            pin_id=pinned.pin_id,
+            chunk_bytes=terms.chunk_bytes(core.settings),
+        )
 
 
 def _read_mode(value: membership_pb2.Mode.ValueType, bound: int) -> Mode:

@@ -24,7 +24,7 @@ from psserver.edge.monotonic import now_ms
 from psserver.edge.staging_calls import StagingCall, StagingCalls, StagingPlaces
 from psserver.logs import RefusalLog
 from pswire.data_codec import read_report
-from pswire.limits import MODEL_BYTES_MAX, STATE_BYTES_MAX, WAITING_INTERVAL_MS
+from pswire.limits import STATE_BYTES_MAX, WAITING_INTERVAL_MS
 from pswire.membership import WorkerState
 from pswire.membership_codec import identity_message, settings_message
 from pswire.names import check_name
@@ -34,17 +34,6 @@ from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
 
 log = logging.getLogger("psserver.coordinator")
-
-JOIN_PARTS_TIMEOUT_S = 30.0
-"""Time for all parts of a request to join: a caller that sends no more of them would
-hold what it has sent for ever."""
-
-JOIN_COUNT_MAX = 16
-"""Requests to join that are read at a time. One of a few thousand tensors is one
-message, and read within milliseconds."""
-
-JOIN_BYTES_MAX = 2 * MODEL_BYTES_MAX
-"""Of all requests to join that are not whole yet, beyond the first message of each."""
 
 SIGNAL_LENGTH_MAX = 16
 
@@ -59,7 +48,9 @@ class WorkerControl:
         self._refusals = RefusalLog(log)
         self._joining = StagingCalls()
         self._places = StagingPlaces(
-            count_max=JOIN_COUNT_MAX, bytes_max=JOIN_BYTES_MAX, what="a request to join"
+            count_max=host.limits.joins,
+            bytes_max=host.limits.join_bytes,
+            what="a request to join",
         )
 
     def methods(self) -> Methods:
@@ -137,6 +128,7 @@ class WorkerControl:
     ) -> messages.JoinResponse:
         entry, request = await self._read_join(requests)
         terms = read_terms(request)
+        self._host.limits.check_model(terms.schema)
         if len(request.loaders) > LOADER_COUNT_MAX:
             raise Refusal(
                 ErrorReason.LIMIT_EXCEEDED,
@@ -176,20 +168,21 @@ class WorkerControl:
         self, requests: AsyncIterator[bytes]
     ) -> tuple[WorkerEntry, messages.JoinRequest]:
         """Who asks, and the whole request, of which large models take several parts."""
-        call = StagingCall(requests)
+        join_s = self._host.limits.join_s
+        call = StagingCall(requests, self._host.limits.message_s)
         try:
-            async with self._places.taken(call), asyncio.timeout(JOIN_PARTS_TIMEOUT_S):
+            async with self._places.taken(call), asyncio.timeout(join_s):
                 return await self._merged_join(call)
         except TimeoutError:
             raise Refusal(
                 ErrorReason.WAIT_TIMEOUT,
-                f"a request to join was not whole after {JOIN_PARTS_TIMEOUT_S:g} s",
+                f"a request to join was not whole after {join_s:g} s",
             ) from None
         except Refusal as refusal:
             if not CATALOGUE[refusal.reason].retryable:
                 # A client that still writes when its call ends gets INTERNAL from its
                 # own gRPC in place of the reason (grpc/grpc#36066), and asks again.
-                await _discard(requests)
+                await _discard(requests, join_s)
             raise
 
     async def _merged_join(
@@ -269,9 +262,9 @@ class WorkerControl:
         return messages.LeaveResponse()
 
 
-async def _discard(requests: AsyncIterator[bytes]) -> None:
+async def _discard(requests: AsyncIterator[bytes], limit_s: float) -> None:
     """Reads the rest of a refused request and drops it, for a while."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(JOIN_PARTS_TIMEOUT_S):
+        async with asyncio.timeout(limit_s):
             async for _ in requests:
                 pass

@@ -13,23 +13,22 @@ from psserver.shard.host.hosted_members import HostedMembers
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
-FIRST_PUSH_TIMEOUT_S: Final = 10.0
-"""Time for a call to bring its first push. It is opened for one; a silent one would
-hold a stream for ever."""
-
-REST_TIMEOUT_S: Final = 600.0
-"""Longest time between two pushes of a call, as long as a step may take by default."""
-
 RESTING_OF_WORKER_MAX: Final = 4
 """Calls of one worker that rest. It has one; others are of connections that broke, and
 whose end has not come yet."""
 
 
 class RestingCalls:
-    """The handlers of such calls, each a task of its own."""
+    """The handlers of such calls, each a task of its own.
 
-    def __init__(self, members: HostedMembers) -> None:
+    Args:
+        members: Whose they are.
+        rest_s: Longest time between two pushes of a call.
+    """
+
+    def __init__(self, members: HostedMembers, rest_s: float) -> None:
         self._members = members
+        self._rest_s = rest_s
         self._unnamed: dict[asyncio.Task[object], None] = {}  # before their first push
         self._given_way: set[asyncio.Task[object]] = set()
         self._is_over = False
@@ -44,7 +43,7 @@ class RestingCalls:
             worker: Whose pushes it has carried, None before the first.
 
         Raises:
-            Refusal: The shard stops, or there was no first push.
+            Refusal: The shard stops.
         """
         task = asyncio.current_task()
         assert task is not None, "handlers run in tasks"
@@ -57,17 +56,11 @@ class RestingCalls:
             del own[oldest]
             self._given_way.add(oldest)
             oldest.cancel()
-        limit_s = FIRST_PUSH_TIMEOUT_S if worker is None else REST_TIMEOUT_S
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(self._rest_s):
                 return await anext(requests, None)
         except TimeoutError:
-            if worker is not None:
-                return None
-            raise Refusal(
-                ErrorReason.WAIT_TIMEOUT,
-                f"a call was silent for {limit_s:g} s instead of pushing",
-            ) from None
+            return None
         except asyncio.CancelledError:
             if task in self._given_way:
                 return None

@@ -8,9 +8,11 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
+from psserver.edge.answer_slots import AnswerSlots
 from psserver.edge.changes import Changes
 from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_report import FenceReport
+from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from psserver.edge.monotonic import now_ms
 from psserver.edge.staging_calls import StagingCalls
 from psserver.shard.core.effects import (
@@ -33,7 +35,6 @@ from psserver.shard.core.effects import (
 from psserver.shard.core.push import PushId
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_fence import Cut
-from psserver.shard.host.answer_slots import AnswerSlots
 from psserver.shard.host.arithmetic import Arithmetic
 from psserver.shard.host.checkpoint_loading import CheckpointLoading
 from psserver.shard.host.checkpoint_parts import CheckpointParts
@@ -61,16 +62,6 @@ log = logging.getLogger("psserver.shard")
 Report = FenceReport | CutReport | PartReport
 """What is reported to the coordinator, until it has answered."""
 
-ANSWERS_OF_WORKER_MAX = 4
-"""Answers of a kind that are under way to a worker. It reads one, beside it single
-chunks, and has one more on a connection that is lost without a word."""
-
-SNAPSHOTS_OF_MACHINE_MAX = 16
-"""Answers with snapshots that are under way to readers on one machine."""
-
-SNAPSHOTS_MAX = 64
-"""Answers with snapshots that are under way in all: up to 512 MiB if nobody reads."""
-
 
 class ShardHost:
     """One shard of a job.
@@ -82,6 +73,7 @@ class ShardHost:
         changes: Notified whenever anything may have changed.
         outbox: Reports for the coordinator, in order.
         members: What is kept for each worker.
+        limits: What callers may make it hold.
         resting: Calls that wait for their worker's next push.
         staging: Calls that bring first values or optimizer state.
         pull_answers: Answers with values or state to members that have asked for them.
@@ -104,6 +96,7 @@ class ShardHost:
         settings: JobSettings,
         thread_count: int,
         shares_memory: bool = False,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.shard_index = shard_index
         self.incarnation = incarnation
@@ -111,12 +104,13 @@ class ShardHost:
         self.changes = Changes()
         self.outbox: asyncio.Queue[Report] = asyncio.Queue()
         self.members = HostedMembers()
-        self.resting = RestingCalls(self.members)
+        self.limits = limits
+        self.resting = RestingCalls(self.members, limits.step_s)
         self.staging = StagingCalls()
-        self.pull_answers = AnswerSlots(each_max=ANSWERS_OF_WORKER_MAX)
-        self.push_answers = AnswerSlots(each_max=ANSWERS_OF_WORKER_MAX)
+        self.pull_answers = AnswerSlots(each_max=limits.worker_answers)
+        self.push_answers = AnswerSlots(each_max=limits.worker_answers)
         self.snapshot_answers = AnswerSlots(
-            each_max=SNAPSHOTS_OF_MACHINE_MAX, all_max=SNAPSHOTS_MAX
+            each_max=limits.machine_snapshot_answers, all_max=limits.snapshot_answers
         )
         self.images = CutImages()
         self.shared = SharedSegments(self.members, is_wanted=shares_memory)

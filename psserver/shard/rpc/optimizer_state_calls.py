@@ -141,7 +141,7 @@ async def stage(
     Raises:
         Refusal: Of the header with nothing read; of a part with nothing staged.
     """
-    call = StagingCall(requests)
+    call = StagingCall(requests, host.limits.message_s)
     header = _header(await call.next())
     check_caller(host, header)
     await catch_up(host, header.generation)

@@ -42,18 +42,6 @@ from pswire.v1 import push_pb2
 if TYPE_CHECKING:
     from psserver.shard.core.dedupe import PushEntry
 
-FIRST_MESSAGE_TIMEOUT_S = 10.0
-"""Time for a call to say which push it carries. It says so with its first bytes; one
-that stays silent would hold a stream for ever."""
-
-MESSAGE_TIMEOUT_S = 30.0
-"""Time between the messages of a push whose trailer has come: its sender has it all."""
-
-AHEAD_TIMEOUT_S = 600.0
-"""Time between the messages of a push that goes ahead of its trailer. Its sender still
-computes, for as long as a step may take by default. With the call nothing is lost but
-what was sent."""
-
 REFUSED_REST_TIMEOUT_S = 1.0
 """Time for the rest of a refused push to come in. A client that still writes when its
 call ends gets INTERNAL from its own gRPC in place of the reason (grpc/grpc#36066): it
@@ -300,7 +288,9 @@ class PushCall:
             self.session.fail(as_refusal(error, "push"))
 
     async def _next_message(self, messages: AsyncIterator[bytes]) -> bytes | None:
-        limit_s = AHEAD_TIMEOUT_S if self.is_ahead else MESSAGE_TIMEOUT_S
+        # A sender that has sent its trailer has it all; before that it still computes.
+        limits = self._host.limits
+        limit_s = limits.step_s if self.is_ahead else limits.message_s
         try:
             async with asyncio.timeout(limit_s):
                 return await anext(messages)
@@ -343,16 +333,7 @@ async def _discard(requests: AsyncIterator[bytes]) -> None:
 
 
 async def _first_message(requests: AsyncIterator[bytes]) -> PushFields:
-    try:
-        async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
-            first = await anext(aiter(requests), None)
-    except TimeoutError as error:
-        # A worker whose process was stopped since it opened the call: it will open
-        # another one, under the same id.
-        raise Refusal(
-            ErrorReason.WAIT_TIMEOUT,
-            f"a call was silent for {FIRST_MESSAGE_TIMEOUT_S:g} s instead of pushing",
-        ) from error
+    first = await anext(aiter(requests), None)
     if first is None:
         raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push is empty")
     return PushFields(first)

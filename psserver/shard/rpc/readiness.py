@@ -2,8 +2,8 @@
 
 from collections.abc import AsyncIterator
 
+from psserver.edge.answer_slots import AnswerSlots
 from psserver.edge.monotonic import now_ms
-from psserver.shard.host.answer_slots import AnswerSlots
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.push_codec import waiting_message
 from pswire.limits import WAITING_INTERVAL_MS

@@ -30,7 +30,7 @@ async def seed(
     Raises:
         Refusal: Of the header with nothing read; else with nothing that counts.
     """
-    call = StagingCall(requests)
+    call = StagingCall(requests, host.limits.message_s)
     header = _header(await call.next())
     check_caller(host, header)
     worker = worker_key(header.worker)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,10 +13,11 @@ from psserver.coordinator.core.fence import NUMBERS_PER_START
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.data_control import DataControl
 from psserver.coordinator.rpc.shard_control import ShardControl
-from psserver.coordinator.rpc.worker_control import JOIN_COUNT_MAX, WorkerControl
+from psserver.coordinator.rpc.worker_control import WorkerControl
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
+from psserver.edge.limits import DEFAULT_LIMITS
 from psserver.edge.monotonic import now_ms
 from pswire.leased_data import DataReport
 from pswire.membership import WorkerState
@@ -402,7 +404,7 @@ async def test_strangers_who_join_and_are_silent_keep_out_no_worker(
     worker = WorkerControl(host)
     silent = [
         SilentJoin(join_request(host, f"stranger{number}"))
-        for number in range(JOIN_COUNT_MAX + 1)
+        for number in range(DEFAULT_LIMITS.joins + 1)
     ]
     calls = [
         asyncio.ensure_future(worker.join(aiter(each), NO_CONTEXT)) for each in silent
@@ -430,9 +432,7 @@ async def test_what_strangers_bring_to_join_with_is_limited_altogether(
 ) -> None:
     part = messages.JoinRequest(schema=schema_to_message(SCHEMA))
     size = len(part.SerializeToString())
-    monkeypatch.setattr(
-        "psserver.coordinator.rpc.worker_control.JOIN_BYTES_MAX", 4 * size
-    )
+    host.limits = replace(DEFAULT_LIMITS, join_bytes=4 * size)
     worker = WorkerControl(host)
     silent = [
         SilentJoin(join_request(host, f"stranger{number}"), part, part)

@@ -13,10 +13,15 @@ from psserver.edge.descriptors import (
     KEPT_COUNT,
     REPEAT_S,
     DescriptorLog,
-    connection_count_max,
     descriptors,
+    fitted,
 )
-from psserver.edge.server import CONNECTION_COUNT_MAX
+from psserver.edge.limits import DEFAULT_LIMITS
+
+
+def of_connections(limit: int) -> int:
+    """How many of so many descriptors connections may take."""
+    return fitted(DEFAULT_LIMITS, limit).connections
 
 
 @pytest.mark.parametrize(
@@ -33,7 +38,7 @@ from psserver.edge.server import CONNECTION_COUNT_MAX
     ],
 )
 def test_the_line_has_both_numbers(count: int, limit: int, level: int | None) -> None:
-    found = DescriptorLog().line(count, limit, 1.0)
+    found = DescriptorLog(of_connections(limit)).line(count, limit, 1.0)
     if level is None:
         assert found is None
         return
@@ -44,7 +49,7 @@ def test_the_line_has_both_numbers(count: int, limit: int, level: int | None) ->
 
 
 def test_it_is_said_again_when_it_is_worse_when_it_lasts_and_when_it_is_over() -> None:
-    said = DescriptorLog()
+    said = DescriptorLog(of_connections(100))
 
     def level(count: int, now: float) -> int | None:
         found = said.line(count, 100, now)
@@ -71,11 +76,11 @@ def test_it_is_said_again_when_it_is_worse_when_it_lasts_and_when_it_is_over() -
         (256, 192),
         (1024, 768),
         (20_000, 15_000),
-        (sys.maxsize, CONNECTION_COUNT_MAX),
+        (sys.maxsize, DEFAULT_LIMITS.connections),
     ],
 )
 def test_connections_get_a_part_of_the_descriptors(limit: int, most: int) -> None:
-    assert connection_count_max(limit) == most
+    assert of_connections(limit) == most
 
 
 def test_descriptors_are_counted() -> None:

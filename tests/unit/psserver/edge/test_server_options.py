@@ -11,15 +11,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from psserver.edge import server as server_module
 from psserver.edge.guard import Context, as_refusal, streaming, unary
-from psserver.edge.server import (
-    CONNECTION_COUNT_MAX,
-    HANDSHAKE_TIMEOUT_MS,
-    ServerKind,
-    make_server,
-    server_options,
-)
+from psserver.edge.limits import DEFAULT_LIMITS, Limits
+from psserver.edge.open_calls import OpenCalls
+from psserver.edge.server import ServerKind, make_server, server_options
 from pswire.channels import ChannelKind, aio_channel, channel_options
 from pswire.error_details import refusal_from_rpc_error
 from pswire.keepalive import (
@@ -57,7 +52,7 @@ async def serving(
     stream_handler: StreamHandler = echo_stream,
     *,
     kind: ServerKind = ServerKind.SHARD,
-    connection_count_max: int = CONNECTION_COUNT_MAX,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> AsyncIterator[str]:
     methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         "Unary": grpc.unary_unary_rpc_method_handler(unary(handler)),
@@ -66,7 +61,7 @@ async def serving(
     server = make_server(
         kind,
         [grpc.method_handlers_generic_handler("test.Probe", methods)],
-        connection_count_max=connection_count_max,
+        OpenCalls(limits),
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -152,7 +147,7 @@ def test_a_short_lease_makes_the_coordinator_ping_faster(
     lease_ttl_ms: int, interval_ms: int, timeout_ms: int
 ) -> None:
     keepalive = coordinator_keepalive(lease_ttl_ms)
-    options = dict(server_options(ServerKind.COORDINATOR, keepalive))
+    options = dict(server_options(ServerKind.COORDINATOR, keepalive=keepalive))
 
     assert options["grpc.keepalive_time_ms"] == interval_ms
     assert options["grpc.http2.ping_timeout_ms"] == timeout_ms
@@ -185,7 +180,7 @@ def test_no_server_punishes_the_pings_of_our_channels(
 
 async def test_a_second_server_on_one_port_is_refused() -> None:
     async with serving() as address:
-        second = make_server(ServerKind.SHARD, [])
+        second = make_server(ServerKind.SHARD, [], OpenCalls(DEFAULT_LIMITS))
         with pytest.raises(RuntimeError, match=r"[Ff]ailed to bind"):
             second.add_insecure_port(address)
         await second.stop(None)
@@ -193,7 +188,7 @@ async def test_a_second_server_on_one_port_is_refused() -> None:
 
 async def test_connections_beyond_the_limit_end_and_those_before_go_on() -> None:
     async with (
-        serving(connection_count_max=2) as address,
+        serving(limits=Limits(connections=2)) as address,
         aio_channel(address, ChannelKind.DATA) as member,
     ):
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = member.unary_unary(UNARY)
@@ -213,12 +208,9 @@ async def test_connections_beyond_the_limit_end_and_those_before_go_on() -> None
             assert await again(b"z", timeout=10, wait_for_ready=True) == b"z"
 
 
-async def test_a_connection_without_a_call_ends_and_its_client_comes_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server_module, "IDLE_TIMEOUT_MS", 300)
+async def test_a_connection_without_a_call_ends_and_its_client_comes_back() -> None:
     async with (
-        serving() as address,
+        serving(limits=Limits(idle_s=0.3)) as address,
         aio_channel(address, ChannelKind.DATA) as worker,
     ):
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = worker.unary_unary(UNARY)
@@ -245,7 +237,7 @@ async def _is_ended(held: socket.socket) -> bool:
     loop = asyncio.get_running_loop()
     with closing(held):
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_MS / 2000):
+            async with asyncio.timeout(DEFAULT_LIMITS.handshake_s / 2):
                 while await loop.sock_recv(held, 65_536):
                     pass
         except TimeoutError:

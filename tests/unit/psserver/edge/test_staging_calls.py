@@ -23,8 +23,8 @@ class Requests:
             yield message
 
 
-def call_of(requests: Requests) -> StagingCall[str]:
-    return StagingCall(aiter(requests))
+def call_of(requests: Requests, silence_s: float = 30.0) -> StagingCall[str]:
+    return StagingCall(aiter(requests), silence_s)
 
 
 def test_messages_come_in_order() -> None:
@@ -39,11 +39,9 @@ def test_messages_come_in_order() -> None:
     asyncio.run(run())
 
 
-def test_a_silent_call_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging_calls, "SILENCE_TIMEOUT_S", 0.01)
-
+def test_a_silent_call_is_ended() -> None:
     async def run() -> None:
-        call = call_of(Requests("a"))
+        call = call_of(Requests("a"), silence_s=0.01)
         assert await call.next() == "a"
         with pytest.raises(Refusal, match="silent for") as caught:
             await call.next()

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from psserver.shard.host.answer_slots import AnswerSlots
+from psserver.edge.answer_slots import AnswerSlots
 
 TIMEOUT_S = 5.0
 

@@ -3,16 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
 
-from psserver.edge import staging_calls
+from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from psserver.shard.core.push import PushId
 from psserver.shard.host import resting_calls
 from psserver.shard.host.hosted_members import CALLS_OF_WORKER_MAX
-from psserver.shard.host.shard_host import ANSWERS_OF_WORKER_MAX
 from psserver.shard.rpc.optimizer_state_calls import HEADER_BYTES_MAX
 from pswire.frames import REQUEST_HEADER_FIELD, join_fields
 from pswire.limits import PROTOCOL_VERSION
@@ -26,6 +25,8 @@ from tests.doubles.served_shard import NO_CONTEXT, OpenPull, OpenPush, ServedSha
 from tests.unit.psserver.shard.rpc.conftest import Make
 
 TIMEOUT_S = 5.0
+
+UNREAD_MAX: Final = DEFAULT_LIMITS.worker_answers
 
 
 class Requests:
@@ -164,11 +165,8 @@ async def test_a_worker_stages_by_one_call_at_a_time(make: Make) -> None:
     assert shard.host.members.of(key("a")).state is not None
 
 
-async def test_a_call_that_stages_and_is_silent_is_ended(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(staging_calls, "SILENCE_TIMEOUT_S", 0.01)
-    shard = make()
+async def test_a_call_that_stages_and_is_silent_is_ended(make: Make) -> None:
+    shard = make(limits=Limits(message_s=0.01))
     shard.start(["a"])
     requests = Requests(state_header("a"), state_part())
 
@@ -182,7 +180,7 @@ async def test_a_call_that_stages_and_is_silent_is_ended(
 
 async def unread_pulls(shard: ServedShard) -> list[OpenPull]:
     """As many as there may be, of which one message is read and no more."""
-    calls = [shard.pull("a", 0) for _ in range(ANSWERS_OF_WORKER_MAX)]
+    calls = [shard.pull("a", 0) for _ in range(UNREAD_MAX)]
     for call in calls:
         call.is_read.clear()
     answers = shard.host.pull_answers
@@ -212,7 +210,7 @@ async def test_one_who_does_not_read_is_sent_no_more_values(make: Make) -> None:
     further = shard.pull("a", 0)
 
     waiting = await further.until_waiting()
-    assert f"to read {ANSWERS_OF_WORKER_MAX} earlier answers" in waiting.reason
+    assert f"to read {UNREAD_MAX} earlier answers" in waiting.reason
     assert not further.values
     await shard.pull("b", 0).finished()  # others are answered
 
@@ -241,25 +239,22 @@ async def test_answers_to_pushes_are_limited_too(make: Make) -> None:
     shard = make()
     shard.start(["a"])
     with ExitStack() as stack:
-        for _ in range(ANSWERS_OF_WORKER_MAX):
+        for _ in range(UNREAD_MAX):
             stack.enter_context(shard.host.push_answers.taken(key("a")))
         once = shard.push_once("a", 1)
         await once.ended()
         assert once.reply is None
         push = shard.push("a", 2)
         waiting = await push.until_waiting()
-        assert f"to read {ANSWERS_OF_WORKER_MAX} earlier answers" in waiting.reason
+        assert f"to read {UNREAD_MAX} earlier answers" in waiting.reason
     await push.finished()
     assert push.values
     assert shard.host.push_answers.count(key("a")) == 0
 
 
-async def test_a_push_whose_rest_does_not_come_is_ended_and_goes_on(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_push_whose_rest_does_not_come_is_ended_and_goes_on(make: Make) -> None:
     """What has come of it stays: the rest may come by another call."""
-    monkeypatch.setattr("psserver.shard.rpc.push_call.MESSAGE_TIMEOUT_S", 0.01)
-    shard = make()
+    shard = make(limits=Limits(message_s=0.01))
     shard.start(["a", "b"])
     call = OpenPush(shard)
     call.send(shard.header("a", 1) + shard.trailer([0, 1]))
@@ -270,18 +265,14 @@ async def test_a_push_whose_rest_does_not_come_is_ended_and_goes_on(
     assert found.reason is ErrorReason.WAIT_TIMEOUT
     assert CATALOGUE[found.reason].retryable
     assert "the rest of push 1 of a/1 did not come" in found.message
-    monkeypatch.undo()
     rest = OpenPush(shard)
     rest.send(shard.header("a", 1) + shard.trailer([0, 1]) + shard.chunk(1, 1.0))
     await shard.push("b", 1).finished()
     assert (await rest.finished()).outcome == push_pb2.OUTCOME_APPLIED
 
 
-async def test_a_push_that_went_ahead_and_is_silent_is_ended(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("psserver.shard.rpc.push_call.AHEAD_TIMEOUT_S", 0.01)
-    shard = make()
+async def test_a_push_that_went_ahead_and_is_silent_is_ended(make: Make) -> None:
+    shard = make(limits=Limits(step_s=0.01))
     shard.start(["a"])
     call = OpenPush(shard)
     call.send(shard.header("a", 1))
@@ -292,11 +283,8 @@ async def test_a_push_that_went_ahead_and_is_silent_is_ended(
     await shard.push("a", 1).finished()
 
 
-async def test_a_slow_backward_pass_may_take_longer_than_a_message(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("psserver.shard.rpc.push_call.MESSAGE_TIMEOUT_S", 0.0)
-    shard = make()
+async def test_a_slow_backward_pass_may_take_longer_than_a_message(make: Make) -> None:
+    shard = make(limits=Limits(message_s=0.0))
     shard.start(["a"])
     call = OpenPush(shard)
     call.send(shard.header("a", 1))
@@ -368,24 +356,8 @@ async def test_calls_of_others_are_not_counted(make: Make) -> None:
     await ended(calls)
 
 
-async def test_a_call_for_small_pushes_brings_its_first_one(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resting_calls, "FIRST_PUSH_TIMEOUT_S", 0.01)
-    shard = make()
-    shard.start(["a"])
-
-    call = shard.service.push_pull_once(aiter(Requests()), NO_CONTEXT)
-    found = await refusal_of(anext(call))
-
-    assert found.reason is ErrorReason.WAIT_TIMEOUT
-
-
-async def test_a_call_for_small_pushes_that_rests_for_long_ends(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resting_calls, "REST_TIMEOUT_S", 0.01)
-    shard = make()
+async def test_a_call_for_small_pushes_that_rests_for_long_ends(make: Make) -> None:
+    shard = make(limits=Limits(step_s=0.01))
     shard.start(["a"])
 
     requests = Requests(shard.whole_push("a", 1))
@@ -428,7 +400,7 @@ async def test_one_that_waits_to_be_read_gives_way_too(make: Make) -> None:
     shard.start(["a"], mode=Mode.ASP)
     await pushed(shard, "a", CALLS_OF_WORKER_MAX)
     with ExitStack() as stack:
-        for _ in range(ANSWERS_OF_WORKER_MAX):
+        for _ in range(UNREAD_MAX):
             stack.enter_context(shard.host.push_answers.taken(key("a")))
         first = shard.push("a", CALLS_OF_WORKER_MAX + 1)
         await first.until_waiting()

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from psserver.edge.fence_report import FenceReport
+from psserver.edge.limits import Limits
 from psserver.shard.core.shard import ShardCore
 from pswire.membership import (
     Departure,
@@ -128,8 +129,7 @@ async def test_a_call_that_idles_is_told_nothing_and_not_ended(
 ) -> None:
     for module in ("parameter_service", "readiness"):
         monkeypatch.setattr(f"psserver.shard.rpc.{module}.WAITING_INTERVAL_MS", 1)
-    monkeypatch.setattr("psserver.shard.rpc.push_call.FIRST_MESSAGE_TIMEOUT_S", 0.02)
-    shard = make()
+    shard = make(limits=Limits(message_s=0.02))
     shard.start("a")
     call = await sent_ahead(shard, "a", 1, (0, 1.0))
 

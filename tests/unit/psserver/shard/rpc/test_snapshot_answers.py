@@ -5,13 +5,13 @@ import gc
 import re
 import weakref
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import pytest
 
 from psserver.edge.cut_report import CutReport
+from psserver.edge.limits import DEFAULT_LIMITS
 from psserver.shard.core.shard_fence import Cut
-from psserver.shard.host.shard_host import SNAPSHOTS_MAX, SNAPSHOTS_OF_MACHINE_MAX
 from psserver.shard.rpc import parameter_service
 from pswire.encodings.change import digest_of
 from pswire.frames import (
@@ -46,6 +46,9 @@ LARGE = (
     SchemaEntry(name="small", shape=(2,), element_type=ElementType.FLOAT64),
     SchemaEntry(name="steps", shape=(3,), element_type=ElementType.INT64),
 )
+
+OF_MACHINE: Final = DEFAULT_LIMITS.machine_snapshot_answers
+IN_ALL: Final = DEFAULT_LIMITS.snapshot_answers
 
 
 class Caller:
@@ -203,11 +206,11 @@ async def test_an_answer_that_is_not_read_keeps_no_released_image(
 async def test_one_machine_holds_so_many_answers_and_others_read_on(
     shard: ServedShard,
 ) -> None:
-    held = await held_by(shard, [1] * SNAPSHOTS_OF_MACHINE_MAX)
+    held = await held_by(shard, [1] * OF_MACHINE)
 
     found = await refusal_of(read(shard, machine=1, port=99))
     assert found.reason is ErrorReason.WAIT_TIMEOUT
-    assert f"{SNAPSHOTS_OF_MACHINE_MAX} answers" in found.message
+    assert f"{OF_MACHINE} answers" in found.message
     assert [message async for message in read(shard, machine=2)]
 
     async for _ in held[0]:
@@ -217,7 +220,7 @@ async def test_one_machine_holds_so_many_answers_and_others_read_on(
 
 @pytest.mark.usefixtures("impatient")
 async def test_all_machines_together_hold_so_many_answers(shard: ServedShard) -> None:
-    machines = [i // SNAPSHOTS_OF_MACHINE_MAX for i in range(SNAPSHOTS_MAX)]
+    machines = [i // OF_MACHINE for i in range(IN_ALL)]
     held = await held_by(shard, machines)
 
     found = await refusal_of(read(shard, machine=99))
@@ -229,7 +232,7 @@ async def test_all_machines_together_hold_so_many_answers(shard: ServedShard) ->
 
 
 async def test_of_many_that_wait_for_one_place_one_gets_it(shard: ServedShard) -> None:
-    held = await held_by(shard, [1] * SNAPSHOTS_OF_MACHINE_MAX)
+    held = await held_by(shard, [1] * OF_MACHINE)
     calls = [read(shard, machine=1, port=100 + i) for i in range(8)]
     waiting = {asyncio.ensure_future(anext(call)) for call in calls}
     await asyncio.sleep(0)
@@ -241,7 +244,7 @@ async def test_of_many_that_wait_for_one_place_one_gets_it(shard: ServedShard) -
     )
 
     assert len(done) == 1
-    assert shard.host.snapshot_answers.count("10.0.0.1") == SNAPSHOTS_OF_MACHINE_MAX
+    assert shard.host.snapshot_answers.count("10.0.0.1") == OF_MACHINE
     for each in others:
         each.cancel()
     await asyncio.gather(*others, return_exceptions=True)
@@ -249,7 +252,7 @@ async def test_of_many_that_wait_for_one_place_one_gets_it(shard: ServedShard) -
 
 @pytest.mark.usefixtures("impatient")
 async def test_readers_that_do_not_read_hold_up_no_step(shard: ServedShard) -> None:
-    await held_by(shard, [1] * SNAPSHOTS_OF_MACHINE_MAX)
+    await held_by(shard, [1] * OF_MACHINE)
 
     await shard.push("a", 1).finished()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from psserver.edge.memory_grant import MemoryGrant
-from psserver.shard.host.usable_memory import usable_memory
+from psserver.edge.usable_memory import usable_memory
 
 GIB = 1 << 30
 MEMINFO = f"MemTotal:       {16 << 20} kB\nMemFree:  1 kB\n"

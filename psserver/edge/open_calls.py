@@ -1,0 +1,221 @@
+"""All calls of a server: how many there are, whose, and how long one may be silent.
+
+What grpc.aio leaves open: it reads the one message of a unary call before its handler
+begins, for ever if none comes, and sends the one answer after the handler has ended,
+for ever if it is not read. So every method is served as one with streams on both sides,
+which is the same on the wire. What is refused here costs nothing that stays.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, Final, cast
+
+import grpc
+import grpc.aio
+
+from psserver.edge.guard import Context, abort, address_of, machine_of
+from psserver.edge.limits import Limits
+from pswire.reasons import ErrorReason, Refusal
+
+Messages = AsyncGenerator[Any]
+Find = Callable[
+    [grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]
+]
+
+NEW_WORK: Final = frozenset(
+    {
+        "DeclareOptimizer",
+        "Join",
+        "LoadState",
+        "PullOptimizerState",
+        "PullSnapshot",
+        "RegisterShard",
+        "RegisterWorker",
+        "RequestSnapshot",
+        "RestoreCheckpoint",
+        "SaveCheckpoint",
+        "Seed",
+        "StageOptimizerState",
+    }
+)
+"""Methods that a full process refuses. All others are of members that train, or cost
+nothing that stays."""
+
+FOR_READERS: Final = frozenset({"PullSnapshot", "RequestSnapshot"})
+"""Methods whose answers anybody may ask for, and not read."""
+
+
+class OpenCall:
+    """A call under way.
+
+    Attributes:
+        peer: Where it comes from, as `HOST:PORT`.
+        machine: The machine of that.
+        method: Its method, without the service.
+        unread_since_s: Since when its answer waits to be read; None while it does not.
+    """
+
+    __slots__ = ("machine", "method", "peer", "unread_since_s")
+
+    def __init__(self, peer: str, machine: str, method: str) -> None:
+        self.peer = peer
+        self.machine = machine
+        self.method = method
+        self.unread_since_s: float | None = None
+
+
+class OpenCalls(grpc.aio.ServerInterceptor):
+    """Admits calls within the limits. In the event loop.
+
+    Attributes:
+        limits: The limits.
+        full: Why there is no room for new work, in words; empty while there is.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._calls: dict[OpenCall, None] = {}
+        self._of_machine: Counter[str] = Counter()
+        self.full = ""
+
+    @property
+    def count(self) -> int:
+        """Calls under way."""
+        return len(self._calls)
+
+    @property
+    def peers(self) -> set[str]:
+        """Where the calls under way come from."""
+        return {call.peer for call in self._calls}
+
+    def unread(self, now_s: float) -> dict[str, str]:
+        """Peers that have not read an answer for too long, and its method."""
+        found = {}
+        for call in self._calls:
+            since_s = call.unread_since_s
+            limit_s = (
+                self.limits.reader_unread_s
+                if call.method in FOR_READERS
+                else self.limits.unread_s
+            )
+            if since_s is not None and now_s - since_s >= limit_s:
+                found[call.peer] = call.method
+        return found
+
+    @contextmanager
+    def admitted(self, peer: str, machine: str, method: str) -> Iterator[OpenCall]:
+        """A call is under way meanwhile.
+
+        Raises:
+            Refusal: `BUSY`; nothing is kept of the call.
+        """
+        limits = self.limits
+        if self.full and method in NEW_WORK:
+            raise Refusal(
+                ErrorReason.BUSY, f"there is no room for new work: {self.full}"
+            )
+        if len(self._calls) >= limits.calls:
+            raise Refusal(
+                ErrorReason.BUSY,
+                f"{len(self._calls)} calls are under way, of at most {limits.calls} "
+                "(calls)",
+            )
+        if self._of_machine[machine] >= limits.machine_calls:
+            raise Refusal(
+                ErrorReason.BUSY,
+                f"{limits.machine_calls} calls of {machine} are under way, as many as "
+                "one machine may have (machine-calls)",
+            )
+        call = OpenCall(peer, machine, method)
+        self._calls[call] = None
+        self._of_machine[machine] += 1
+        try:
+            yield call
+        finally:
+            del self._calls[call]
+            self._of_machine[machine] -= 1
+            if not self._of_machine[machine]:
+                del self._of_machine[machine]
+
+    async def intercept_service(
+        self, continuation: Find, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """Puts the limits around a method."""
+        handler = cast("Any", await continuation(handler_call_details))
+        if handler is None:
+            return None
+        method = str(handler_call_details.method).rpartition("/")[2]
+
+        async def bounded(requests: AsyncIterator[Any], context: Context) -> Messages:
+            try:
+                peer = address_of(context)
+                with self.admitted(peer, machine_of(context), method) as call:
+                    now_s = asyncio.get_running_loop().time
+                    messages = self._in_time(requests, method)
+                    async with aclosing(
+                        _answers(handler, messages, context)
+                    ) as answers:
+                        async for answer in answers:
+                            call.unread_since_s = now_s()
+                            yield answer
+                            call.unread_since_s = None
+            except Refusal as refusal:
+                await abort(context, refusal)
+
+        return grpc.stream_stream_rpc_method_handler(
+            bounded, handler.request_deserializer, handler.response_serializer
+        )
+
+    async def _in_time(self, requests: AsyncIterator[Any], method: str) -> Messages:
+        """The messages of a call, of which the first comes in time.
+
+        Raises:
+            Refusal: `WAIT_TIMEOUT`.
+        """
+        limit_s = self.limits.first_message_s
+        try:
+            async with asyncio.timeout(limit_s):
+                first = await anext(requests, _NONE)
+        except TimeoutError:
+            raise Refusal(
+                ErrorReason.WAIT_TIMEOUT,
+                f"a call of {method} was silent for {limit_s:g} s instead of sending "
+                "its first message",
+            ) from None
+        if first is not _NONE:
+            yield first
+            async for message in requests:
+                yield message
+
+
+_NONE: Final = object()
+
+
+async def _answers(
+    handler: Any,  # noqa: ANN401, a method's of gRPC
+    messages: AsyncIterator[Any],
+    context: Context,
+) -> Messages:
+    """What a handler answers, whatever its kind is."""
+    request: Any = messages
+    if not handler.request_streaming:
+        request = await anext(messages, _NONE)
+        if request is _NONE:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the call has no message")
+    serve = (
+        handler.unary_unary
+        or handler.unary_stream
+        or handler.stream_unary
+        or handler.stream_stream
+    )
+    found = serve(request, context)
+    if not handler.response_streaming:
+        yield await found
+    elif hasattr(found, "__aiter__"):
+        async with aclosing(found):
+            async for answer in found:
+                yield answer
+    else:
+        await found  # which writes its answers itself
