@@ -18,6 +18,8 @@ import pytest
 import psworker
 from psserver.config import ListenConfig
 from psserver.edge.lifecycle import bind
+from psserver.edge.limits import DEFAULT_LIMITS
+from psserver.edge.open_calls import OpenCalls
 from psserver.edge.server import ServerKind, make_server
 from pswire.addresses import Address, parse_address
 from pswire.channels import (
@@ -107,7 +109,9 @@ async def serving(
         "Stream": grpc.stream_stream_rpc_method_handler(echo_all),
     }
     server = make_server(
-        ServerKind.SHARD, [grpc.method_handlers_generic_handler("test.Echo", methods)]
+        ServerKind.SHARD,
+        [grpc.method_handlers_generic_handler("test.Echo", methods)],
+        OpenCalls(DEFAULT_LIMITS),
     )
     address = bind(
         server, ListenConfig(address=Address(host, 0), credentials=credentials)
