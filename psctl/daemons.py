@@ -1,5 +1,6 @@
 """Starts a job's coordinator and shards on loopback, for a demo or a benchmark."""
 
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Final
 
 from psctl.failures import CommandError
 from psctl.processes import Children, Line
+from psctl.protection import Protection
 from psctl.status import read_status
 from pswire.addresses import Address, parse_address
 
@@ -49,8 +51,12 @@ def start_daemons(
     environment: Mapping[str, str] | None = None,
     prefix: str = "",
     places: Sequence[ShardPlace] = (),
+    protection: Protection | None = None,
 ) -> Address:
     """Starts a coordinator and its shards; the coordinator's address.
+
+    What this process proved itself with before is for other jobs: from now on it has
+    what it needs for this one, and so has what it starts.
 
     Args:
         children: To which they belong.
@@ -62,7 +68,11 @@ def start_daemons(
         environment: Added to that of this process.
         prefix: Of the processes' names among the children.
         places: Where each shard listens and is reached; by default any free port.
+        protection: Of the job, None for none.
     """
+    protection = protection or Protection()
+    os.environ.update(protection.admin)
+    environment = {**protection.daemons, **(environment or {})}
     children.start(
         f"{prefix}coordinator",
         [

@@ -53,6 +53,13 @@ def demo(
             show_default=False,
         ),
     ] = None,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure",
+            help="With TLS and a token for each role, made for this demo.",
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -91,6 +98,7 @@ def demo(
         mode=mode,
         staleness_bound=STALENESS_BOUND_DEFAULT if staleness is None else staleness,
         kill=death or None,
+        is_secure=secure,
     )
     with interruptible():
         typer.echo(run_demo(plan, out))

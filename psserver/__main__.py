@@ -54,7 +54,7 @@ Insecure = Annotated[
     bool,
     typer.Option(
         "--insecure",
-        help="Listen beyond loopback without TLS, or without --tls-ca and --tokens.",
+        help="Listen beyond loopback without TLS, or without asking who calls.",
     ),
 ]
 Tokens = Annotated[

@@ -21,6 +21,7 @@ from psctl.bench.workloads.checkpoints import (
     SAVING,
 )
 from psctl.bench.workloads.checks import CHECKS, CHECKS_ON_ONE_HOST
+from psctl.bench.workloads.protected import SECURE_EXCHANGE, SECURE_SMALL
 from psctl.bench.workloads.small_model import RATE, SMALL
 from psctl.bench.workloads.training import DDP, OVERLAP
 
@@ -47,6 +48,8 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
     _APPLY,
     SMALL,
     RATE,
+    SECURE_EXCHANGE,
+    SECURE_SMALL,
     CHECKS,
     CHECKS_ON_ONE_HOST,
     LINK,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from psctl.bench.limited_link import Link
 from psctl.daemons import ShardPlace, start_daemons
 from psctl.processes import Children
+from psctl.protection import Protection
 
 if TYPE_CHECKING:
     import torch
@@ -143,6 +144,7 @@ class Ground:
         name: str = "job",
         places: Sequence[ShardPlace] = (),
         options: Sequence[str] = (),
+        protection: Protection | None = None,
     ) -> str:
         """Starts a coordinator and its shards; the coordinator's address.
 
@@ -162,6 +164,7 @@ class Ground:
             environment=self.environment,
             prefix=f"{name} ",
             places=places,
+            protection=protection,
         )
         return str(address)
 

@@ -16,6 +16,7 @@ from psctl.demo.tasks import Task, load_task
 from psctl.failures import CommandError
 from psctl.folders import scratch_folder, writable_file
 from psctl.processes import Children, Line, signals_interrupt
+from psctl.protection import Protection, made_protection
 from psctl.snapshot_watch import SnapshotWatch
 from pswire.exit_codes import ExitCode
 from pswire.failpoints import FAILPOINT_VARIABLE
@@ -35,6 +36,7 @@ class JobPlan:
         epoch_count: 0 for about ten seconds of them.
         staleness_bound: In SSP, clocks that a worker may be ahead.
         kill: Which process dies, `None` for none.
+        is_secure: Whether the processes ask each other for tokens and certificates.
     """
 
     task_name: str
@@ -44,6 +46,7 @@ class JobPlan:
     mode: str
     staleness_bound: int
     kill: Kill | None
+    is_secure: bool = False
 
     @property
     def worker_names(self) -> list[str]:
@@ -79,6 +82,11 @@ class Job:
         takes_bound = Mode.labelled(plan.mode).rules.takes_bound
         bound = ["--staleness", str(plan.staleness_bound)] if takes_bound else []
         victim = plan.killed_worker
+        protection = Protection()
+        if plan.is_secure:
+            folder = scratch / "credentials"
+            folder.mkdir(mode=0o700)
+            protection = made_protection(folder, has_tls=True)
         self.coordinator = start_daemons(
             children,
             scratch,
@@ -88,7 +96,9 @@ class Job:
             mode=plan.mode,
             options=bound,
             environment=environment,
+            protection=protection,
         )
+        environment.update(protection.workers)
         self.killing = (
             Killing(plan.kill, children, self.coordinator) if plan.kill else None
         )

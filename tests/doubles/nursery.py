@@ -105,12 +105,15 @@ def live(command: list[str]) -> NoReturn:
     """Runs a command and ends as `python` would, given these arguments."""
     code = 70
     try:
-        code = run(command)
-    except SystemExit as error:
+        try:
+            code = run(command)
+        except SystemExit:
+            raise
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            code = 1
+    except SystemExit as error:  # or the hook's
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        code = 1
     finally:
         with contextlib.suppress(Exception):
             # What Python does at the end of a process that it has had from the start.

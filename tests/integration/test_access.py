@@ -1,6 +1,7 @@
 """Who may call what: every method of both daemons, by gRPC."""
 
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,16 +16,19 @@ from torch import nn
 
 import psworker
 from psserver.edge.access import OPEN_METHODS, ROLES
+from pswire.exit_codes import ExitCode
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import WorkerState
 from pswire.reasons import ErrorReason
 from pswire.security.roles import Role
 from pswire.security.tokens import Metadata, metadata_of, new_token
 from pswire.v1 import coordinator_service_pb2, parameter_service_pb2
+from tests.doubles.children import Nursery
 from tests.doubles.job_tokens import JobTokens, write_private
 from tests.doubles.memory_network import MemoryServer
 from tests.integration.forged_calls import TIMEOUT_S, refusal_of
 from tests.integration.job import Job, connect
+from tests.integration.processes import Processes
 
 SERVICES: Final = (
     coordinator_service_pb2.DESCRIPTOR.services_by_name["CoordinatorService"],
@@ -36,6 +40,17 @@ METHODS: Final = {
     for service in SERVICES
     for method in service.methods
 }
+SCRIPT: Final = """
+import torch, psworker
+model = torch.nn.ParameterList([torch.zeros(4096)])
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+with psworker.connect(step_timeout_s=30, start_timeout_s=40) as ps:
+    model, optimizer = ps.prepare(model, optimizer)
+    for step in range(3):
+        model[0].grad = torch.ones(4096)
+        optimizer.step()
+    print("value", float(model[0].detach()[0]), flush=True)
+"""
 DENIED: Final = grpc.StatusCode.PERMISSION_DENIED
 UNKNOWN: Final = grpc.StatusCode.UNAUTHENTICATED
 
@@ -286,3 +301,34 @@ def test_tokens_are_rotated_and_revoked_while_a_job_trains(
         second.close()
         first.close()
     assert values == [1 - 0.125 * count for count in range(1, 5)]
+
+
+@pytest.mark.timeout(240)
+def test_a_job_of_processes_runs_with_tokens(tmp_path: Path, nursery: Nursery) -> None:
+    """A supervisor with its children, a host group, and one that may not train."""
+    tokens = JobTokens(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    with Processes(tmp_path, nursery, launches=True) as processes:
+        processes.start_daemon(
+            "local",
+            *("local", "--listen=127.0.0.1:0", "--shards=2"),
+            f"--tokens={tokens.store}",
+            f"--token-file={tokens.path('shard')}",
+        )
+        coordinator = processes.address("local")
+        for name, file_name in (("reader", "reader"), ("group", "worker")):
+            processes.start(
+                name,
+                *("-m", "psworker", "run", f"--coordinator={coordinator}"),
+                *("--nproc=2", "--one-push-per-host"),
+                f"--token-file={tokens.path(file_name)}",
+                *("--", str(script)),
+            )
+        assert processes.code("reader") == ExitCode.BAD_CONFIGURATION
+        assert "role reader may not call RegisterWorker" in processes.log("reader")
+        assert processes.code("group") == ExitCode.DONE
+        shown = sorted(processes.rest("group"))
+        assert shown == [f"[p{index}] value -3.0" for index in range(2)]
+        processes.send("local", signal.SIGTERM)
+        assert processes.code("local") == ExitCode.DONE

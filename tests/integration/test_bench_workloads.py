@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -31,6 +33,7 @@ from pswire.exit_codes import ExitCode
 from pswire.membership import Mode
 from psworker import event_loop
 from psworker.transport.control_client import ControlClient
+from tests.doubles.job_tokens import JobTokens
 from tests.integration.job import Job, connect
 
 SIZES = Sizes(
@@ -77,7 +80,12 @@ def bare_stream_served(port: int) -> Iterator[None]:
 
 
 def started_job(
-    folder: Path, shard_count: int, mode: Mode, checkpoint_url: str | None = None
+    folder: Path,
+    shard_count: int,
+    mode: Mode,
+    checkpoint_url: str | None = None,
+    *,
+    has_tokens: bool = False,
 ) -> Job:
     folder.mkdir()
     return Job(
@@ -86,6 +94,7 @@ def started_job(
         mode=mode,
         sockets=True,
         checkpoint_url=checkpoint_url,
+        tokens=JobTokens(folder) if has_tokens else None,
     )
 
 
@@ -124,6 +133,18 @@ def test_a_workload_measures_its_contenders_and_compares_their_values(
             url = str(tmp_path / "checkpoints")
             with_checkpoints = started_job(tmp_path / name, 1, mode, url)
             beside = stack.enter_context(with_checkpoints).address
+        protected = {}
+        if name.startswith("secure"):
+            # A member leaves what it has proved itself with in its environment.
+            stack.enter_context(mock.patch.dict(os.environ))
+            protected["plain"] = job.address
+            for each in ("tokens", "tls"):  # TLS has tests of its own
+                own = started_job(tmp_path / each, 1, mode, has_tokens=True)
+                protected[each] = stack.enter_context(own).address
+            for each in tuple(protected):
+                token = tmp_path / each / "worker" if each != "plain" else ""
+                proof = {"PS_TOKEN_FILE": str(token)}
+                protected[f"environment of {each}"] = json.dumps(proof)
         stopped = stack.enter_context(stopped_process())
         bare_port = free_port()
         if name == "exchange":
@@ -142,6 +163,7 @@ def test_a_workload_measures_its_contenders_and_compares_their_values(
             "readers": beside,
             "pid": str(stopped),
             **addresses,
+            **protected,
         }
         member = Member(rank=0, count=1, sizes=SIZES, places=places, stack=stack)
         measure(workload, member)

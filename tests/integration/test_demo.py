@@ -64,7 +64,7 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
 
 def test_the_demo_trains_the_same_as_one_process(tmp_path: Path, run: Run) -> None:
     out = tmp_path / "model.safetensors"
-    done = run("--workers", "2", "--epochs", "3", "--out", str(out))
+    done = run("--secure", "--workers", "2", "--epochs", "3", "--out", str(out))
     assert done.returncode == 0, done.stderr
     figures = dict(
         re.findall(r"^(test accuracy of .+?|largest .+?)  +(\S+)$", done.stdout, re.M)

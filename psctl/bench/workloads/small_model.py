@@ -47,9 +47,10 @@ def _repeated(member: Member, call: Callable[[], object]) -> Contender:
     return Contender(run, amount=member.sizes.call_count * member.count)
 
 
-def _small_steps(member: Member) -> Contender:
+def small_steps(member: Member, place: str = "coordinator") -> Contender:
+    """A worker that steps the small model in the job at a place."""
     width = max(1, math.isqrt(member.sizes.small_count // 2))
-    ps = member.connect()
+    ps = member.connect(place)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -90,7 +91,7 @@ SMALL: Final = Workload(
     about_s=10,
     title="BSP step of a model of 10,000 parameters, 1 worker, 1 shard",
     entries=(
-        Entry("step", "optimizer.step() of a prepared optimizer", _small_steps),
+        Entry("step", "optimizer.step() of a prepared optimizer", small_steps),
         Entry("empty_call", "blocking health check of the same server", _empty_calls),
         Entry(
             "empty_loop_call",
@@ -110,7 +111,7 @@ RATE: Final = Workload(
     about_s=20,
     title="pushes in ASP of a model of 10,000 parameters, 4 worker processes, 1 shard",
     entries=(
-        Entry("pushes", "optimizer.step() of prepared optimizers", _small_steps),
+        Entry("pushes", "optimizer.step() of prepared optimizers", small_steps),
         Entry("empty_calls", "blocking health checks of the same server", _empty_calls),
     ),
     targets=(rate_at_least("pushes", 0.8, "empty_calls"),),
