@@ -242,7 +242,7 @@ def test_the_list_tells_contenders_targets_and_how_long_they_take() -> None:
     assert "target: paramserver at most 0.95 x the time of bare_stream" in text
     assert "\nallreduce4 (about 25 s): BSP step of one big parameter" in text
     assert text.endswith(
-        "\nAll together take about 15 minutes on two cores, with the "
+        "\nAll together take about 16 minutes on two cores, with the "
         "default sizes and repetitions.\n"
     )
     listed = json.loads(CliRunner().invoke(app, ["bench", "list", "--json"]).output)
