@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.doubles.installed import need
 
@@ -21,6 +23,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 WITHOUT_MINIMA = {"dev", "lightning", "transformers", "tensorboard"}
 """Extras that `make oldest` does not hold to their lowest versions: tools, and
 frameworks, which `make integrations` runs at one version each."""
+
+MADE_WITH_TOOLS = ("hatchling", "editables")
+MADE_WITH_EXTRAS = ("demo", "mnist5k", "plot", "s3", "dev")
+"""What `make` installs into `.venv` beside the package and what that requires."""
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +173,34 @@ def test_classifiers_begin_with_the_oldest_python(project: dict[str, Any]) -> No
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     assert f">={named[0]}" == project["requires-python"]
     assert named == sorted(named, key=padded)
+
+
+def test_nothing_is_pinned_that_a_fresh_environment_lacks(
+    project: dict[str, Any],
+) -> None:
+    """Not even where an older environment still has it."""
+    extras = [project["optional-dependencies"][extra] for extra in MADE_WITH_EXTRAS]
+    groups = [MADE_WITH_TOOLS, project["dependencies"], *extras]
+    waiting = [(Requirement(text), "") for group in groups for text in group]
+    needed: set[tuple[str, str]] = set()
+    while waiting:
+        requirement, extra = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"extra": extra}):
+            for each in {(name, ""), *((name, extra) for extra in requirement.extras)}:
+                if each not in needed:
+                    needed.add(each)
+                    texts = metadata.requires(name) or ()
+                    waiting += [(Requirement(text), each[1]) for text in texts]
+    pinned = {canonicalize_name(name) for name in pins("constraints.txt")}
+    assert pinned - {name for name, _ in needed} == set(), "nothing requires these"
+
+
+def test_what_make_installs_is_what_the_pins_are_compared_with() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert f"'.[{','.join(MADE_WITH_EXTRAS)}]'" in makefile
+    assert f"install $(PIP_FLAGS) {' '.join(MADE_WITH_TOOLS)} --constraint" in makefile
 
 
 def test_the_environment_is_the_pinned_one() -> None:
