@@ -33,11 +33,11 @@ NUMBERS := tests/unit/psserver/shard/tensors tests/unit/pswire/test_clipping.py 
 	late_schedules.py lost_connections.py master_values.py optimizer_scripts.py \
 	optimizer_state.py parity.py process_groups.py schedulers.py sizes.py \
 	sparse_embeddings.py sparse_scripts.py worker_basics.py worker_connection.py)
-# Three processes of pytest, each of which takes one file after the other in the order of
-# tests/conftest.py: tests wait for most of their time, and two left two cores half idle.
+# Five processes of pytest, each of which takes one file after the other in the order of
+# tests/conftest.py: tests wait for half of their time, and three left two cores half idle.
 # `ARGS='-n 0'` has all in one process.
 # One that ends in the middle of a test ends the run.
-BESIDE := -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+BESIDE := -n 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
 SOURCES := protos psserver psworker psctl tests examples
 
@@ -52,7 +52,7 @@ demo: .venv/installed ## set up and run the main job on real data
 # Two checks at a time: mypy takes as long as the others together.
 .PHONY: test
 test: .venv/installed .conformance-data/fetched ## set up and run the checks and the tests
-	@$(MAKE) --no-print-directory --jobs 2 check
+	@$(MAKE) --no-print-directory --jobs 2 check compiled
 	$(BIN)/pytest $(BESIDE) --durations=15 $(ARGS)
 
 .PHONY: check
@@ -87,6 +87,12 @@ protos: .venv-protogen/installed .venv/installed
 	else \
 		echo 'protos not linted: buf comes from npm, and npm is not installed' >&2; \
 	fi
+
+# Else each process of pytest would compile all tests, at the same time as the others.
+.PHONY: compiled
+compiled: .venv/installed
+	@$(BIN)/pytest -q --collect-only > .venv/collected.log 2>&1 \
+		|| { cat .venv/collected.log; exit 1; }
 
 # What stands for other machines: other vectors, other kernels, more threads.
 .PHONY: numbers

@@ -35,6 +35,7 @@ from pathlib import Path
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser
 
+INSTALLED = Path(sys.executable).parent
 COMMAND_TIMEOUT_S = 180.0
 SHOWN_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -101,8 +102,27 @@ class Shell:
 class ReadmeSession:
     """Runs a page's blocks. A context manager: leaving it stops the background."""
 
-    def __init__(self, page: Path, *, checkout: Path, scratch: Path) -> None:
+    def __init__(
+        self,
+        page: Path,
+        *,
+        checkout: Path,
+        scratch: Path,
+        commands: Path = INSTALLED,
+        commands_of_make: Path = INSTALLED,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            page: The Markdown file.
+            checkout: The root of the checkout.
+            scratch: Where all of it happens, an empty folder.
+            commands: The folder of `python` and ours that the page calls.
+            commands_of_make: The one of those that `make demo` calls.
+        """
         self._page = page
+        self._commands = commands
+        self._commands_of_make = commands_of_make
         self._checkout = checkout
         self._scratch = scratch
         self._ports: dict[str, str] = {}
@@ -119,9 +139,10 @@ class ReadmeSession:
             for name, value in os.environ.items()
             if not name.startswith(("PS_", "MAKE", "MFLAGS"))
         }
-        environment["PATH"] = (
-            f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+        environment["PATH"] = os.pathsep.join(
+            [str(self._commands), str(INSTALLED), environment["PATH"]]
         )
+        environment["BIN"] = str(self._commands_of_make)
         environment["CHECKOUT"] = str(self._checkout)
         environment["NO_COLOR"] = "1"
         self._shell = Shell(self._scratch, environment)
@@ -248,7 +269,11 @@ def make_command(target: str) -> str:
     """`make` of a target in the checkout, leaving nothing there."""
     command = f'make --silent --no-print-directory -C "$CHECKOUT" {target}'
     if target == "demo":
-        return f'{command} ARGS="--out $PWD/paramserver-demo.safetensors"'
+        # A tenth of its epochs; `test_demo.py` looks at what the training comes to.
+        return (
+            f"{command} --assume-old=.venv/installed "
+            'BIN="$BIN" ARGS="--epochs 3 --out $PWD/demo.safetensors"'
+        )
     return f"{command} --dry-run >/dev/null"
 
 

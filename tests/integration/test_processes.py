@@ -204,7 +204,7 @@ def test_a_local_job_that_is_stopped_has_not_failed(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(WORKER)
-    with Processes(tmp_path, nursery) as processes:
+    with Processes(tmp_path, nursery, launches=True) as processes:
         processes.start_daemon(
             "local",
             *("local", "--listen=127.0.0.1:0", "--shards=2", "--lease-ttl=1"),

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.doubles.children import Nursery
+from tests.doubles.forked_commands import forked_commands
 from tests.integration.readme_session import ReadmeFailureError, ReadmeSession
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -131,6 +133,12 @@ def test_the_change_that_the_readme_shows_is_that_of_the_examples() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_page_does_what_it_says(tmp_path: Path) -> None:
-    with ReadmeSession(README, checkout=CHECKOUT, scratch=tmp_path) as session:
+def test_the_page_does_what_it_says(nursery: Nursery, tmp_path: Path) -> None:
+    """The processes of its job start as a reader's do, those of the demo are forked."""
+    with (
+        forked_commands(nursery) as forked,
+        ReadmeSession(
+            README, checkout=CHECKOUT, scratch=tmp_path, commands_of_make=forked
+        ) as session,
+    ):
         assert session.run() >= 3
