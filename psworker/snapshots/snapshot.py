@@ -506,8 +506,9 @@ def _may_pass(error: CallError) -> bool:
 
 
 def _is_away(error: CallError) -> bool:
-    """Whether nothing answered, though it may again."""
-    return error.refusal is None and error.is_retryable
+    """Whether nothing answered, or no more for want of a new token; it may again."""
+    is_cut = _reason_of(error) in (None, ErrorReason.CREDENTIAL_ENDED)
+    return is_cut and error.is_retryable
 
 
 def _reason_of(error: CallError) -> ErrorReason | None:

@@ -4,6 +4,7 @@ Any failure is one of two: *decided*, the server refused and nothing changed; or
 *unknown*, and only asking shows what became of it.
 """
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeVar
@@ -12,7 +13,8 @@ import grpc
 import grpc.aio
 
 from pswire.error_details import is_decided, refusal_from_rpc_error
-from pswire.reasons import CATALOGUE, Refusal
+from pswire.reasons import CATALOGUE, ErrorReason, Refusal
+from pswire.security.credentials import Credentials
 from psworker.errors import LimitError, PsError, UnavailableError, error_of_refusal
 
 Call = TypeVar("Call", bound="grpc.aio.Call")
@@ -75,10 +77,16 @@ class CallError(Exception):
 @contextmanager
 def translated(peer: str) -> Iterator[None]:
     """Turns gRPC's errors, and answers that can't be read, into `CallError`."""
+    began_s = time.monotonic()
     try:
         yield
     except grpc.aio.AioRpcError as error:
         refused = refusal_from_rpc_error(error)
+        if refused is not None and refused.reason is ErrorReason.UNAUTHENTICATED:
+            token = Credentials.from_environment().token
+            if token is not None and token.was_replaced(began_s):
+                # Between the call and its refusal: the next call shows the new one.
+                refused = Refusal(ErrorReason.CREDENTIAL_ENDED, refused.message)
         raise CallError(
             peer,
             error.code().name,

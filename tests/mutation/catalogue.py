@@ -2811,4 +2811,15 @@ BUGS = (
         ),
         tests=("tests/fuzz/test_corpus.py",),
     ),
+    PlantedBug(
+        "a token that is replaced during a call ends the worker",
+        (
+            Edit(
+                "psworker/transport/call_error.py",
+                "            if token is not None and token.was_replaced(began_s):\n",
+                "            if token is None:\n",
+            ),
+        ),
+        tests=("tests/unit/psworker/transport/test_call_error.py",),
+    ),
 )

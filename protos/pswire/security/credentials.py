@@ -4,9 +4,11 @@ Flags set the variables of the process, so that the processes it starts inherit 
 """
 
 import errno
+import functools
 import logging
 import os
 import stat
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +82,7 @@ class TokenSource:
         self._path = path
         self._version: FileVersion = None
         self._metadata: Metadata = ()
+        self._taken_s = time.monotonic()
         if path is None:
             self._take(value, TOKEN_VARIABLE)
         else:
@@ -97,6 +100,11 @@ class TokenSource:
                 log.warning("%s; calls show the token that it had before", error)
         return self._metadata
 
+    def was_replaced(self, since_s: float) -> bool:
+        """Whether calls show another token now than at a time of `time.monotonic`."""
+        self.metadata()
+        return self._taken_s > since_s
+
     def _read(self, path: Path) -> None:
         content = read_credential(path, "--token-file", is_secret=True)
         self._take(content.decode(errors="replace").strip(), f"--token-file {path}")
@@ -107,7 +115,9 @@ class TokenSource:
                 f"what {place} has is no token, since it {problem}: name the file that "
                 "`psctl token create` has written"
             )
-        self._metadata = metadata_of(token)
+        metadata = metadata_of(token)
+        if metadata != self._metadata:
+            self._metadata, self._taken_s = metadata, time.monotonic()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +165,14 @@ def _named_token(variables: Mapping[str, str]) -> TokenSource | None:
             "one of them out"
         )
     if path:
-        return TokenSource(path=Path(path))
+        return _token_in(Path(path))
     return TokenSource(value=value) if value else None
+
+
+@functools.cache
+def _token_in(path: Path) -> TokenSource:
+    """One for all channels, so that there is one moment at which a token changes."""
+    return TokenSource(path=path)
 
 
 FileVersion = tuple[int, ...] | None

@@ -1,11 +1,21 @@
+from pathlib import Path
+
 import grpc
 import grpc.aio
 import pytest
 
 from pswire.error_details import details_text, status_code, trailing_metadata
 from pswire.reasons import ErrorReason, Refusal
-from psworker.errors import LimitError, ShardLostError, UnavailableError
+from pswire.security.credentials import Credentials
+from pswire.security.tokens import new_token
+from psworker.errors import (
+    AuthenticationError,
+    LimitError,
+    ShardLostError,
+    UnavailableError,
+)
 from psworker.transport.call_error import CallError, translated
+from tests.doubles.job_tokens import write_private
 
 
 def failed(
@@ -79,3 +89,32 @@ def test_an_answer_that_can_not_be_read_is_a_failed_call() -> None:
 
     assert not caught.value.is_retryable
     assert not caught.value.is_decided
+
+
+def test_a_call_that_was_refused_for_a_token_replaced_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the one that shows the new token is not."""
+    path = write_private(tmp_path / "token", new_token().encode())
+    monkeypatch.setenv("PS_TOKEN_FILE", str(path))
+    Credentials.from_environment()
+    refusal = Refusal(ErrorReason.UNAUTHENTICATED, "missing or invalid credential")
+    metadata = grpc.aio.Metadata(*trailing_metadata(refusal))
+    unknown = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAUTHENTICATED, grpc.aio.Metadata(), metadata, refusal.text
+    )
+
+    def fail_while_replaced() -> None:
+        write_private(path, new_token().encode())
+        raise unknown
+
+    with pytest.raises(CallError) as caught, translated("shard 1 at h:1"):
+        fail_while_replaced()
+    assert caught.value.is_retryable
+    assert not caught.value.is_decided
+
+    with pytest.raises(CallError) as caught, translated("shard 1 at h:1"):
+        raise unknown
+    assert not caught.value.is_retryable
+    assert caught.value.is_decided
+    assert isinstance(caught.value.to_ps_error(), AuthenticationError)
