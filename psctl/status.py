@@ -147,6 +147,9 @@ def _settings_json(settings: JobSettings) -> dict[str, object]:
         "staleness_scaling": settings.is_staleness_scaled,
         "delay_compensation": settings.delay_compensation,
         "chunk_bytes": settings.chunk_bytes or None,
+        "aggregation": str(settings.aggregation),
+        "gradient_norm_max": settings.gradient_norm_max or None,
+        "bad_gradient_policy": settings.bad_gradient_policy.label,
     }
 
 

@@ -13,10 +13,12 @@ from psserver.edge.coordinator_settings import (
 )
 from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from pswire.addresses import Address
+from pswire.aggregation import MEAN, Aggregation, BadGradientPolicy
 from pswire.keepalive import reconnect_grace_ms
 from pswire.limits import (
     CHUNK_BYTES_ASKED_MIN,
     CHUNK_BYTES_MAX,
+    GRADIENT_NORM_MAX,
     NUMBER_MAX,
     SHARD_COUNT_MAX,
     STALENESS_BOUND_DEFAULT,
@@ -65,6 +67,9 @@ CHUNK_KIB = NumberRange(
 )
 CHECKPOINT_KEEP_COUNT = NumberRange(
     1, 100_000, why="the newest one is what a job goes on from"
+)
+GRADIENT_NORM_LIMIT = NumberRange(
+    0.0, GRADIENT_NORM_MAX, why="0 is no limit; larger ones are never finite"
 )
 JOB_SEED = NumberRange(0, NUMBER_MAX, why="0 leaves the order to the workers")
 THREAD_COUNT = NumberRange(1, 1024)
@@ -165,6 +170,10 @@ class CoordinatorConfig:
         is_staleness_scaled: Whether the learning rate of a push is divided by its
             staleness, in SSP and ASP.
         delay_compensation: Strength of delay compensation in SSP and ASP, 0 for none.
+        aggregation: What the gradients of a clock become.
+        gradient_norm_max: Largest norm of the gradient of one worker, 0 for any.
+        bad_gradient_policy: What becomes of a gradient that is larger or not finite;
+            None for what suits the rest.
         chunk_kib: KiB of a full chunk; None for what suits the model.
         lease_ttl_ms: Bound on the detection of a lost process. Shorter finds it
             sooner, and takes slow machines for dead ones.
@@ -190,6 +199,9 @@ class CoordinatorConfig:
     backup_worker_count: int = 0
     is_staleness_scaled: bool = False
     delay_compensation: float = 0.0
+    aggregation: Aggregation = MEAN
+    gradient_norm_max: float = 0.0
+    bad_gradient_policy: BadGradientPolicy | None = None
     chunk_kib: int | None = None
     lease_ttl_ms: int = 10_000
     job_seed: int = 0
@@ -214,6 +226,7 @@ class CoordinatorConfig:
             _check("--chunk-kib", CHUNK_KIB, self.chunk_kib)
         self._validate_staleness()
         self._validate_two_phases()
+        self._validate_aggregation()
         self._validate_checkpoints()
 
     def job_settings(self, *, job_id: str, job_seed: int) -> CoordinatorSettings:
@@ -232,6 +245,9 @@ class CoordinatorConfig:
             backup_worker_count=self.backup_worker_count,
             is_staleness_scaled=self.is_staleness_scaled,
             delay_compensation=self.delay_compensation,
+            aggregation=self.aggregation,
+            gradient_norm_max=self.gradient_norm_max,
+            bad_gradient_policy=self._bad_gradient_policy,
             chunk_bytes=(self.chunk_kib or 0) << 10,
             checkpoints=self._checkpoints,
             shard_loss_policy=self.shard_loss_policy,
@@ -249,6 +265,18 @@ class CoordinatorConfig:
                 f"{' and '.join(self._needs_two_phases)} switched --step-atomicity "
                 "clock on: a step takes two round trips, and nothing of it is applied "
                 "before every shard has all of it"
+            )
+        if self.gradient_norm_max and self.step_atomicity is not StepAtomicity.CLOCK:
+            found.append(
+                f"--gradient-norm-max {self.gradient_norm_max:g} makes steps of "
+                f"{CLOCKED_MODES} two-phase: the norm of a gradient is known only when "
+                "every shard has all of it"
+            )
+        if self.aggregation.rule.selects:
+            found.append(
+                f"--aggregation {self.aggregation} makes steps two-phase: how far "
+                "gradients are from each other is known only when every shard has all "
+                "of them"
             )
         ruled = self._of_stale_pushes
         if self.mode.rules.is_clocked and ruled:
@@ -271,6 +299,14 @@ class CoordinatorConfig:
         if self.step_atomicity is not None:
             return self.step_atomicity
         return StepAtomicity.CLOCK if self._needs_two_phases else StepAtomicity.CHUNK
+
+    @property
+    def _bad_gradient_policy(self) -> BadGradientPolicy:
+        if self.bad_gradient_policy is not None:
+            return self.bad_gradient_policy
+        # Whom nobody trusts must not be able to stop the others.
+        is_guarded = self.gradient_norm_max > 0 or self.aggregation.is_robust
+        return BadGradientPolicy.REJECT if is_guarded else BadGradientPolicy.SKIP
 
     @property
     def _checkpoints(self) -> CheckpointSettings | None:
@@ -356,6 +392,30 @@ class CoordinatorConfig:
                 f"--checkpoint-dir {url} is the memory of one process, and the "
                 "coordinator and all shards write there: give a folder, or a URL of "
                 "a store that they share"
+            )
+
+    def _validate_aggregation(self) -> None:
+        _check("--gradient-norm-max", GRADIENT_NORM_LIMIT, self.gradient_norm_max)
+        policy = self.bad_gradient_policy
+        if policy is BadGradientPolicy.CLIP and not self.gradient_norm_max:
+            raise OptionError(
+                "--on-bad-gradient clip has no meaning without --gradient-norm-max: "
+                "say to which norm, or leave it out"
+            )
+        if not self.aggregation.is_robust:
+            return
+        option = f"--aggregation {self.aggregation}"
+        if not self.mode.rules.is_clocked:
+            raise OptionError(
+                f"{option} can't go with --mode {self.mode.label}: it takes the "
+                "gradients of several workers, and there each is applied by itself; "
+                f"leave it out, or say --mode {CLOCKED_MODES}"
+            )
+        if self.workers_min < self.aggregation.members_min:
+            raise OptionError(
+                f"{option} bears {self.aggregation.f} bad workers among at least "
+                f"2f + 3 = {self.aggregation.members_min}, and --min-workers is "
+                f"{self.workers_min}: raise it, or take a smaller f"
             )
 
     def _validate_two_phases(self) -> None:

@@ -18,6 +18,7 @@ from psserver.config import (
     CHECKPOINT_KEEP_COUNT,
     CHUNK_KIB,
     DELAY_COMPENSATION,
+    GRADIENT_NORM_LIMIT,
     JOB_SEED,
     LEASE_TTL_S,
     SHARD_COUNT,
@@ -31,6 +32,8 @@ from psserver.edge.coordinator_settings import (
     CHECKPOINT_KEEP_COUNT_DEFAULT,
     ShardLossPolicy,
 )
+from pswire.aggregation import EXAMPLES as AGGREGATION_EXAMPLES
+from pswire.aggregation import MEAN, Aggregation, BadGradientPolicy
 from pswire.limits import (
     CHUNK_BYTES_ASKED_MIN,
     CHUNK_BYTES_MAX,
@@ -60,6 +63,18 @@ def _interval_text(text: str) -> str:
     """
     try:
         return str(CheckpointInterval.parse(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _aggregation_text(text: str) -> str:
+    """A rule as `Aggregation` writes it.
+
+    Raises:
+        typer.BadParameter: It is none.
+    """
+    try:
+        return str(Aggregation.parse(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -154,6 +169,35 @@ class JobOptions:
             "parameters for each worker. 0 is none.",
         ),
     ] = 0.0
+    aggregation: Annotated[
+        str,
+        typer.Option(
+            parser=_aggregation_text,
+            metavar="RULE",
+            help=f"With {CLOCKED_MODES}, what the gradients of a clock become: "
+            f"{AGGREGATION_EXAMPLES}. f workers may send anything.",
+        ),
+    ] = str(MEAN)
+    gradient_norm_max: Annotated[
+        float,
+        number_option(
+            allowed=GRADIENT_NORM_LIMIT,
+            metavar="NORM",
+            help="Largest norm of the gradient of one worker; of larger ones "
+            "--on-bad-gradient says what happens. 0 is no limit.",
+        ),
+    ] = 0.0
+    on_bad_gradient: Annotated[
+        str | None,
+        choice_option(
+            BadGradientPolicy.labels(),
+            help="What happens to a gradient that is not finite or larger than "
+            "--gradient-norm-max: the step is skipped, its push is rejected and the "
+            "others count, or it is clipped to that norm. By default rejected where "
+            "there is such a norm or another rule than the mean, else skipped.",
+            show_default=False,
+        ),
+    ] = None
     chunk_kib: Annotated[
         int | None,
         number_option(
@@ -232,6 +276,11 @@ class JobOptions:
             backup_worker_count=self.backup_workers,
             is_staleness_scaled=self.staleness_scaling,
             delay_compensation=self.delay_compensation,
+            aggregation=Aggregation.parse(self.aggregation),
+            gradient_norm_max=self.gradient_norm_max,
+            bad_gradient_policy=BadGradientPolicy.labelled(self.on_bad_gradient)
+            if self.on_bad_gradient
+            else None,
             chunk_kib=self.chunk_kib,
             lease_ttl_ms=round(self.lease_ttl * 1000),
             job_seed=self.seed,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pswire.aggregation import MEAN, Aggregation, BadGradientPolicy, UpdateRules
 from pswire.membership import LossPolicy, Mode, StepAtomicity
 
 
@@ -23,6 +24,9 @@ class JobSettings:
             staleness, in SSP and ASP.
         delay_compensation: Strength of delay compensation in SSP and ASP, 0 for none.
         chunk_bytes: Bytes of a full chunk; 0 for what suits the model.
+        aggregation: What the gradients of a clock become.
+        gradient_norm_max: Largest norm of the gradient of one worker, 0 for any.
+        bad_gradient_policy: What becomes of a gradient that is larger or not finite.
     """
 
     job_id: str
@@ -37,3 +41,15 @@ class JobSettings:
     is_staleness_scaled: bool = False
     delay_compensation: float = 0.0
     chunk_bytes: int = 0
+    aggregation: Aggregation = MEAN
+    gradient_norm_max: float = 0.0
+    bad_gradient_policy: BadGradientPolicy = BadGradientPolicy.SKIP
+
+    def update_rules(self, clip_grad_norm: float) -> UpdateRules:
+        """How pushes become updates, with the norm that the workers clip to."""
+        return UpdateRules(
+            clip_grad_norm=clip_grad_norm,
+            gradient_norm_max=self.gradient_norm_max,
+            bad_gradients=self.bad_gradient_policy,
+            aggregation=self.aggregation,
+        )

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from pswire.aggregation import UpdateRules, rules_that
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.job_settings import JobSettings
+from pswire.optimizers import SUPPORTED, SparseGradients
 from pswire.placement import Placement, place
 from pswire.schema import ModelSchema, OptimizerSpec
 
@@ -42,6 +44,42 @@ class JobTerms:
     def byte_count(self) -> int:
         """Bytes of all tensors."""
         return sum(entry.byte_count for entry in self.schema.entries)
+
+    def problem(self, update: UpdateRules) -> str:
+        """Why they can't go with how pushes become updates; empty if they can."""
+        loss_is_sum = any(spec.loss_is_sum for spec in self.optimizers)
+        classes = {spec.class_name for spec in self.optimizers}
+        rule, name = update.aggregation.rule, f"--aggregation {update.aggregation}"
+        if loss_is_sum and update.aggregation.is_robust:
+            return (
+                f"{name} can't go with loss=\"sum\": it estimates what a good worker's "
+                "gradient is, and not the sum over all; take the mean of the loss"
+            )
+        if loss_is_sum and update.measures_pairs:
+            return (
+                '--gradient-norm-max with clip_grad_norm can\'t go with loss="sum"; '
+                "leave out one of them"
+            )
+        sparse = [c for c in classes if SUPPORTED[c].sparse is SparseGradients.REQUIRED]
+        if rule.is_coordinatewise and sparse:
+            return (
+                f"{name} can't go with {sparse[0]}, whose gradients are sparse: a row "
+                "that most workers lack would never change; use another optimizer, or "
+                f"{' or '.join(rules_that(lambda each: each.selects))}"
+            )
+        if rule.is_coordinatewise and self.compression.push == "topk":
+            return (
+                f'{name} can\'t go with compression="topk": most workers send 0 for '
+                "most elements, and so would the update be; use another compression, "
+                f"or {' or '.join(rules_that(lambda each: each.selects))}"
+            )
+        if rule.is_coordinatewise and update.gradient_norm_max and self.clip_grad_norm:
+            return (
+                f"{name} can't go with both --gradient-norm-max and clip_grad_norm: "
+                "whose gradients count is known only when all are measured, and the "
+                "norm of what is made of them only after that; leave out one of them"
+            )
+        return ""
 
     def chunk_bytes(self, settings: JobSettings) -> int:
         """Bytes of a full chunk, as `place` takes them."""

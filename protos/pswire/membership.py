@@ -239,20 +239,51 @@ class Departure:
 class ClockChoice(NamedTuple):
     """A clock with those whose pushes it consists of, in the order of worker ids.
 
-    When the job clips by the global norm, also with the sum of squares of its mean
-    gradient, on one shard until it is committed, then over all; and with what that
+    When the job clips by the global norm, also with the sum of squares of its
+    aggregate, on one shard until it is committed, then over all; and with what that
     gradient is multiplied by: 0 for contributors that stand while that is to follow.
+
+    Where the gradient of each worker is measured, see `pswire.aggregation`:
+
+    Attributes:
+        factors: What each one's is multiplied by, 0 if it does not count. Empty for 1.
+        left_out: Places among `workers` of those that the rule of aggregation has not
+            taken, though they count.
+        weights: On one shard, the weight of each.
+        products: On one shard, the products of their parts: of each with itself, or
+            of each with itself and those after it, in the order of workers.
+        proof: On one shard, that it has measured this.
+        parts: In a commit, what it follows from: what each shard has said.
     """
 
     clock: int
     workers: tuple[WorkerKey, ...]
     sum_of_squares: float = 0.0
     gradient_scale: float = 1.0
+    factors: tuple[float, ...] = ()
+    left_out: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
+    products: tuple[float, ...] = ()
+    proof: bytes = b""
+    parts: tuple["ClockChoice", ...] = ()
 
     @property
     def is_scaled(self) -> bool:
         """Whether it can be committed."""
         return self.gradient_scale > 0
+
+    @property
+    def decision(self) -> tuple[object, ...]:
+        """What is the same for all shards, without what each has measured."""
+        return self[:6]
+
+    def factor_of(self) -> dict[WorkerKey, float]:
+        """What each worker's gradient is multiplied by; nothing where that is 1."""
+        return dict(zip(self.workers, self.factors, strict=bool(self.factors)))
+
+    def bad_workers(self) -> frozenset[WorkerKey]:
+        """Workers whose gradients do not count, as they are not finite or too large."""
+        return frozenset(w for w, factor in self.factor_of().items() if not factor)
 
 
 class MixedClock(NamedTuple):

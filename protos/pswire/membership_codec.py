@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TypeVar
 
+from pswire.aggregation import MEAN, Aggregation, BadGradientPolicy
 from pswire.job_settings import JobSettings
 from pswire.membership import (
     ClockChoice,
@@ -62,6 +63,11 @@ def settings_message(settings: JobSettings) -> messages.JobSettings:
         staleness_scaling=settings.is_staleness_scaled,
         delay_compensation=settings.delay_compensation,
         chunk_bytes=settings.chunk_bytes,
+        aggregation=str(settings.aggregation),
+        gradient_norm_max=settings.gradient_norm_max,
+        bad_gradient_policy=messages.BadGradientPolicy.ValueType(
+            settings.bad_gradient_policy
+        ),
     )
 
 
@@ -79,6 +85,11 @@ def read_settings(message: messages.JobSettings) -> JobSettings:
         is_staleness_scaled=message.staleness_scaling,
         delay_compensation=message.delay_compensation,
         chunk_bytes=message.chunk_bytes,
+        aggregation=Aggregation.parse(message.aggregation or str(MEAN)),
+        gradient_norm_max=message.gradient_norm_max,
+        bad_gradient_policy=known(BadGradientPolicy, message.bad_gradient_policy)
+        if message.bad_gradient_policy
+        else BadGradientPolicy.SKIP,
     )
 
 
@@ -138,15 +149,42 @@ def choice_message(choice: ClockChoice) -> messages.ClockChoice:
         workers=[identity_message(each) for each in choice.workers],
         sum_of_squares=choice.sum_of_squares,
         gradient_scale=choice.gradient_scale,
+        factors=choice.factors,
+        left_out=choice.left_out,
+        weights=choice.weights,
+        products=choice.products,
+        proof=choice.proof,
+        parts=[
+            messages.ClockPart(
+                sum_of_squares=part.sum_of_squares,
+                weights=part.weights,
+                products=part.products,
+                proof=part.proof,
+            )
+            for part in choice.parts
+        ],
     )
 
 
 def read_choice(message: messages.ClockChoice) -> ClockChoice:
-    return ClockChoice(
-        message.clock,
-        tuple(map(read_identity, message.workers)),
-        message.sum_of_squares,
-        message.gradient_scale,
+    clock = ClockChoice(message.clock, tuple(map(read_identity, message.workers)))
+    return clock._replace(
+        sum_of_squares=message.sum_of_squares,
+        gradient_scale=message.gradient_scale,
+        factors=tuple(message.factors),
+        left_out=tuple(message.left_out),
+        weights=tuple(message.weights),
+        products=tuple(message.products),
+        proof=message.proof,
+        parts=tuple(
+            clock._replace(
+                sum_of_squares=part.sum_of_squares,
+                weights=tuple(part.weights),
+                products=tuple(part.products),
+                proof=part.proof,
+            )
+            for part in message.parts
+        ),
     )
 
 

@@ -1,6 +1,6 @@
 """Settings of a job that concern the coordinator alone, and the job's stages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -53,6 +53,7 @@ class CoordinatorSettings(JobSettings):
         checkpoints: Where checkpoints go; None for a job that makes none.
         shard_loss_policy: What to do when a shard is lost; by default the job returns
             to its newest checkpoint, and fails if there is none yet.
+        measure_key: Key by which shards prove to each other what they have measured.
     """
 
     reconnect_grace_ms: int = 500
@@ -62,6 +63,7 @@ class CoordinatorSettings(JobSettings):
     job_seed: int = 0
     checkpoints: CheckpointSettings | None = None
     shard_loss_policy: ShardLossPolicy | None = None
+    measure_key: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         """Checks what can't work otherwise."""

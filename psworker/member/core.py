@@ -9,10 +9,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pswire.aggregation import UpdateRules
 from pswire.membership import Member, Mode, Record, WorkerKey
 from pswire.outcome import Outcome
 from psworker.errors import EvictedError, StalenessError
-from psworker.member.open_push import OpenPush
+from psworker.member.open_push import NOT_MEASURED, OpenPush
 from psworker.optim.push_result import PushResult, combine, worst_outcome
 from psworker.transport.values import PushHeader, PushReply, SeedOrder
 
@@ -139,7 +140,7 @@ class MemberCore:
 
     Attributes:
         worker: Which start of which worker.
-        clip_grad_norm: Norm that the job clips gradients to, 0 for no clipping.
+        update: How the pushes of a clock become an update.
         record: Newest record, None before the start.
         sequence: Last push that is settled on every shard.
         generation_heard: Newest generation that the coordinator or a shard has named.
@@ -147,9 +148,9 @@ class MemberCore:
         order: Order to seed, None while another worker is to.
     """
 
-    def __init__(self, worker: WorkerKey, clip_grad_norm: float = 0.0) -> None:
+    def __init__(self, worker: WorkerKey, update: UpdateRules = NOT_MEASURED) -> None:
         self.worker = worker
-        self.clip_grad_norm = clip_grad_norm
+        self.update = update
         self.record: Record | None = None
         self.sequence = 0
         self.generation_heard = 0
@@ -252,9 +253,7 @@ class MemberCore:
             sequence: Its number.
             chunk_indexes: For each shard, the chunks that are part of it.
         """
-        return OpenPush(
-            self.worker, sequence, chunk_indexes, clip_grad_norm=self.clip_grad_norm
-        )
+        return OpenPush(self.worker, sequence, chunk_indexes, update=self.update)
 
     def check(self, shard_index: int, reply: PushReply) -> None:
         """Checks an answer to a push or a pull.

@@ -3,7 +3,7 @@
 A call whose outcome is unknown is followed by a question: what the shard has of the
 push is not sent again. Shards say `staged` once they have everything that a clock
 needs; a worker that has the same from all of them commits it on all of them, and says
-by what to scale the gradient when the job clips. Any contributor is enough, and a
+what follows from what they have measured. Any contributor is enough, and a
 repeated commit changes nothing. A clock whose contributors died is finished by a
 record. Source: docs/decisions/0006.
 """
@@ -12,12 +12,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pswire.clipping import gradient_scale, norm_of, sum_of_parts
+from pswire.aggregation import UpdateRules
 from pswire.membership import ClockChoice, WorkerKey
 from pswire.reasons import ErrorReason
 from psworker.transport.values import ShardSession
 
 _CORRUPTION_COUNT_MAX: Final = 3
+
+NOT_MEASURED: Final = UpdateRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,12 @@ class OpenPush:
         sequence: int,
         chunk_indexes: Sequence[Collection[int]],
         *,
-        clip_grad_norm: float = 0.0,
+        update: UpdateRules = NOT_MEASURED,
     ) -> None:
         self._worker = worker
         self.sequence = sequence
         self._chunk_indexes = [frozenset(each) for each in chunk_indexes]
-        self._clip_grad_norm = clip_grad_norm
+        self._update = update
         self._failure_counts = [0] * len(chunk_indexes)
         self._staged: dict[int, ClockChoice] = {}
 
@@ -126,7 +128,7 @@ class OpenPush:
     def agreed(self) -> Commit | Choose | None:
         """What follows once all shards have said the same, and until then nothing.
 
-        When the job clips, with the norm over all of them and what follows from it.
+        Where clocks are measured, with what follows from what all shards have measured.
         """
         staged = self._staged
         if len(staged) < self.shard_count:
@@ -138,9 +140,11 @@ class OpenPush:
             # With backup workers: each shard speaks of this worker's push alone.
             return Choose(choice.clock, self.sequence)
         # In the order of shards, as every worker that commits adds them up.
-        total = sum_of_parts(staged[index].sum_of_squares for index in sorted(staged))
-        scale = gradient_scale(norm_of(total), self._clip_grad_norm)
-        return self.chosen(choice._replace(sum_of_squares=total, gradient_scale=scale))
+        parts = tuple(staged[index] for index in sorted(staged))
+        found = self._update.decided(parts)
+        return self.chosen(
+            found._replace(parts=parts if self._update.is_measured else ())
+        )
 
     def chosen(self, choice: ClockChoice) -> Commit | None:
         """The contributors of the clock are known; others than those do nothing."""

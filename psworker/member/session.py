@@ -231,7 +231,7 @@ class Session:
                 timeout_s=timeout_s,
             )
 
-        self.core.clip_grad_norm = terms.clip_grad_norm
+        self.core.update = self.settings.update_rules(terms.clip_grad_norm)
         with told_to_users():
             return await self.membership.unless_failed(
                 until_decided(attempt, now() + CALL_TIMEOUT_S)

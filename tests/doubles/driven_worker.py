@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Protocol
 
 from psserver.shard.core.push import PushId, Reply, Trailer
+from pswire.aggregation import UpdateRules
 from pswire.leased_data import DataRange
 from pswire.membership import ClockChoice, Record, WorkerKey
 from pswire.outcome import Outcome
@@ -86,7 +87,7 @@ class Network(Protocol):
 
     rng: random.Random
     chunks_by_shard: tuple[tuple[int, ...], ...]
-    clip_grad_norm: float
+    update: UpdateRules
     declares: bool
     publishes: bool
     steps_again: bool
@@ -190,7 +191,7 @@ class DrivenWorker:
     _successor: "DrivenWorker | None" = None
 
     def __post_init__(self) -> None:
-        self.core = MemberCore(self.key, self.network.clip_grad_norm)
+        self.core = MemberCore(self.key, self.network.update)
         self.core.want_place()
 
     @property

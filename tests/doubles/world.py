@@ -132,8 +132,9 @@ class World:
         self.steps_again = scenario.steps_again
         self.is_bsp = scenario.modes == (Mode.BSP,)
         self.has_bsp = Mode.BSP in scenario.modes
+        self.update = self.settings.update_rules(scenario.clip_grad_norm)
         self.is_two_phase = self.settings.step_atomicity is StepAtomicity.CLOCK or (
-            self.is_bsp and self.clip_grad_norm > 0
+            self.is_bsp and self.update.is_measured
         )
         self.shards = [
             SimulatedShard(index, chunk_indexes, self._rules(index), self)
@@ -166,7 +167,9 @@ class World:
             step_atomicity=self.settings.step_atomicity,
             backup_worker_count=self.settings.backup_worker_count,
             is_first=shard_index == 0,
-            clip_grad_norm=self.clip_grad_norm,
+            shard_index=shard_index,
+            shard_count=self.settings.shard_count,
+            update=self.update,
         )
 
     def run(self) -> None:

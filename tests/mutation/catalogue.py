@@ -302,12 +302,131 @@ BUGS = (
         (
             Edit(
                 f"{SHARD_CORE}/clock_commits.py",
-                "if contributors and not members and not is_clipped:",
+                "if contributors and not members and not is_measured:",
                 "if contributors and not members:",
             ),
         ),
         tests=(
             "tests/unit/psserver/shard/core/test_clipped_clocks.py::test_a_clock_that_nobody_is_left_of_waits_for_a_record",
+        ),
+    ),
+    PlantedBug(
+        "a commit believed without the proofs of the shards",
+        (
+            Edit(
+                f"{SHARD_CORE}/clock_commits.py",
+                "if not is_proven or part[:2]",
+                "if part[:2]",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/core/test_clipped_clocks.py::test_what_a_shard_has_not_measured_is_refused",
+        ),
+    ),
+    PlantedBug(
+        "distances of one shard only",
+        (
+            Edit(
+                "protos/pswire/aggregation.py",
+                "for each in zip(*(p.products for p in parts), strict=True)",
+                "for each in zip(first.products)",
+            ),
+        ),
+        tests=(
+            "tests/property/test_core_aggregation.py::test_every_rule_equals_the_dumb_server",
+            "tests/unit/pswire/test_aggregation.py::test_distances_are_summed_over_all_shards",
+        ),
+    ),
+    PlantedBug(
+        "f ignored",
+        (
+            Edit(
+                "protos/pswire/aggregation.py",
+                "return max(0, min(self.f, (count - 3) // 2))",
+                "return 0",
+            ),
+        ),
+        tests=(
+            "tests/property/test_core_aggregation.py::test_every_rule_equals_the_dumb_server",
+            "tests/unit/pswire/test_aggregation.py::test_multi_krum_leaves_out_f",
+        ),
+    ),
+    PlantedBug(
+        "a tie that the later worker id wins",
+        (
+            Edit(
+                "protos/pswire/aggregation.py",
+                "key=lambda i: (scores[i], i)",
+                "key=lambda i: (scores[i], -i)",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/test_aggregation.py::test_of_equals_the_first_is_taken",
+        ),
+    ),
+    PlantedBug(
+        "weights of workers nobody trusts",
+        (
+            Edit(
+                f"{SHARD_CORE}/apply_orders.py",
+                "weight=trailer.weight if is_weighted else 1.0,",
+                "weight=trailer.weight,",
+            ),
+        ),
+        tests=(
+            "tests/property/test_core_aggregation.py::test_every_rule_equals_the_dumb_server",
+        ),
+    ),
+    PlantedBug(
+        "weights forgotten in the norm of a mean of measured gradients",
+        (
+            Edit(
+                "protos/pswire/aggregation.py",
+                "i: weights[i] if self.aggregation.rule.is_weighted else 1.0",
+                "i: 1.0",
+            ),
+        ),
+        tests=(
+            "tests/property/test_core_aggregation.py::test_every_rule_equals_the_dumb_server",
+        ),
+    ),
+    PlantedBug(
+        "the settings of the longest worker, whatever the others say",
+        (
+            Edit(
+                f"{SHARD_CORE}/apply_orders.py",
+                "if by_majority and weighty:",
+                "if False:",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_robust_aggregation.py::test_weights_settings_and_buffers_of_bad_workers_do_no_harm",
+        ),
+    ),
+    PlantedBug(
+        "buffers averaged where nobody is trusted",
+        (
+            Edit(
+                "psserver/shard/tensors/buffers.py",
+                "if is_robust:",
+                "if False:",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_robust_aggregation.py::test_weights_settings_and_buffers_of_bad_workers_do_no_harm",
+        ),
+    ),
+    PlantedBug(
+        "another weight on each shard believed",
+        (
+            Edit(
+                "protos/pswire/aggregation.py",
+                "each[0] if len(set(each)) == 1 else math.nan",
+                "each[0]",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/test_aggregation.py::test_who_names_shards_different_weights_counts_for_nothing",
         ),
     ),
     PlantedBug(

@@ -8,12 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psserver.shard.core.effects import ApplyChunk
+from psserver.shard.core.effects import ApplyChunk, MeasureClock, Staged
 from psserver.shard.core.push import PushId, StagedChunk, Trailer
 from psserver.shard.core.shard import ShardCore
+from psserver.shard.core.shard_state import ShardRules
+from psserver.shard.host.chunk_updates import with_bytes
 from psserver.shard.tensors.apply_engine import ApplyEngine
-from psserver.shard.tensors.contribution import Contribution
+from pswire.aggregation import Aggregation, BadGradientPolicy, UpdateRules
 from pswire.job_terms import JobTerms
+from pswire.membership import ClockChoice
 from pswire.optimizers import SUPPORTED, flatten_group
 from pswire.placement import Chunk, _deal, _runs
 from pswire.schema import (
@@ -25,10 +28,16 @@ from pswire.schema import (
 )
 from pswire.torch_types import buffer_of, tensor_from_buffer
 from tests.doubles.core_values import key, record
-from tests.doubles.dumb_aggregation import DumbServer, Gradient, WholePush
+from tests.doubles.dumb_aggregation import (
+    DumbRules,
+    DumbServer,
+    Gradient,
+    WholePush,
+)
 
 CHUNK_BYTES = 32
 RELATIVE_TOLERANCE = 1e-6
+NOT_MEASURED = UpdateRules()
 
 Optimizers = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 Clocks = list[list[WholePush]]
@@ -52,8 +61,11 @@ class ShardedServer:
         *,
         shards: int,
         loss_is_sum: bool = False,
+        update: UpdateRules = NOT_MEASURED,
     ) -> None:
         self._first_values = first_values
+        self._update = update
+        self._staged: dict[PushId, dict[int, ClockChoice]] = {}
         schema = ModelSchema(
             tuple(
                 SchemaEntry(
@@ -78,13 +90,21 @@ class ShardedServer:
         )
         self._engines = [
             ApplyEngine(
-                JobTerms(schema=schema, optimizers=(spec,)), self.placement, index
+                JobTerms(schema=schema, optimizers=(spec,)),
+                self.placement,
+                index,
+                aggregation=update.aggregation,
             )
             for index in range(shards)
         ]
         self.cores = [
-            ShardCore([chunk.index for chunk in chunks])
-            for chunks in self.placement.chunks_by_shard
+            ShardCore(
+                [chunk.index for chunk in chunks],
+                rules=ShardRules(
+                    shard_index=index, shard_count=shards, update=self._update
+                ),
+            )
+            for index, chunks in enumerate(self.placement.chunks_by_shard)
         ]
         for engine in self._engines:
             engine.begin_seed()
@@ -177,36 +197,83 @@ class ShardedServer:
         ]
 
     def _apply(self, rng: random.Random) -> None:
-        for core, engine in zip(self.cores, self._engines, strict=True):
-            orders = [e for e in core.take_effects() if isinstance(e, ApplyChunk)]
+        """Whatever is ordered; a worker that hears all shards alike commits."""
+        while any(core.state.effects for core in self.cores):
+            for index in rng.sample(range(len(self.cores)), len(self.cores)):
+                self._carry_out(index, rng)
+            for push, parts in list(self._staged.items()):
+                self._commit_if_alike(push, parts)
+
+    def _commit_if_alike(self, push: PushId, parts: dict[int, ClockChoice]) -> None:
+        if len(parts) == len(self.cores):
+            del self._staged[push]
+            measured = tuple(parts[index] for index in sorted(parts))
+            choice = self._update.decided(measured)._replace(parts=measured)
+            for core in self.cores:
+                assert core.commit(push.worker, choice)
+
+    def _carry_out(self, shard_index: int, rng: random.Random) -> None:
+        core, engine = self.cores[shard_index], self._engines[shard_index]
+        effects = core.take_effects()
+        for effect in effects:
+            if isinstance(effect, Staged):
+                parts = self._staged.setdefault(effect.push, {})
+                parts[shard_index] = effect.choice
+            elif isinstance(effect, MeasureClock):
+                core.clock_measured(effect.choice, *measured_by(engine, effect))
+        if effects:
+            orders = [each for each in effects if isinstance(each, ApplyChunk)]
             rng.shuffle(orders)
             for order in orders:
                 engine.apply(
                     order.chunk_index,
                     optimizer=order.optimizer,
-                    contributions=[
-                        Contribution(
-                            worker_id=part.worker_id,
-                            weight=part.weight,
-                            presence=part.presence,
-                            data=memoryview(part.payload),  # type: ignore[arg-type]
-                            loss_scale=part.loss_scale,
-                        )
-                        for part in order.contributions
-                    ],
+                    contributions=with_bytes(order.contributions),
                     total_weight=order.total_weight,
                     hyperparameters=order.hyperparameters,
+                    gradient_scale=order.gradient_scale,
                 )
                 core.chunk_applied(order.chunk_index)
 
 
+def measured_by(
+    engine: ApplyEngine, order: MeasureClock
+) -> tuple[float, tuple[float, ...]]:
+    """What a shard measures of its part."""
+    if not order.measures_each:
+        squares = (
+            engine.sum_of_squares(
+                index,
+                optimizer=order.optimizer,
+                contributions=with_bytes(parts),
+                total_weight=order.total_weight,
+            )
+            for index, parts in order.chunks
+        )
+        return sum(squares), ()
+    workers = [worker.worker_id for worker in order.choice.workers]
+    count = len(workers)
+    none = (0.0,) * (count * (count + 1) // 2 if order.measures_pairs else count)
+    products = [
+        engine.products(
+            index,
+            with_bytes(parts),
+            workers,
+            optimizer=order.optimizer,
+            has_pairs=order.measures_pairs,
+        )
+        for index, parts in order.chunks
+    ]
+    return 0.0, tuple(map(sum, zip(none, *products, strict=True)))
+
+
 @st.composite
-def jobs(draw: st.DrawFn) -> tuple[list[torch.Tensor], Clocks]:
+def jobs(
+    draw: st.DrawFn, names: Sequence[str] = ("a", "b", "c", "w10", "w2"), most: int = 4
+) -> tuple[list[torch.Tensor], Clocks]:
     """First values, and for each clock a push of every worker."""
     sizes = draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))
-    names = draw(st.permutations(["a", "b", "c", "w10", "w2"]))[
-        : draw(st.integers(1, 4))
-    ]
+    names = draw(st.permutations(names))[: draw(st.integers(1, most))]
     rng = random.Random(draw(st.integers(0, 2**32)))
 
     def numbers(count: int) -> list[float]:
@@ -232,10 +299,11 @@ def run(
     shards: int,
     seed: int,
     loss_is_sum: bool = False,
+    update: UpdateRules = NOT_MEASURED,
 ) -> list[torch.Tensor]:
     first_values, clocks = job
     server = ShardedServer(
-        first_values, optimizers, shards=shards, loss_is_sum=loss_is_sum
+        first_values, optimizers, shards=shards, loss_is_sum=loss_is_sum, update=update
     )
     server.start([push.worker_id for push in clocks[0]])
     for number, pushes in enumerate(clocks, 1):
@@ -288,3 +356,74 @@ def test_the_number_of_shards_changes_no_bit(
     one, three = (run(job, momentum, shards=count, seed=1) for count in (1, 3))
 
     assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> DumbRules:
+    """How pushes become updates: what the wire's rules say in other words."""
+    rule = draw(
+        st.sampled_from(("mean", "median", "trimmed-mean", "krum", "multi-krum"))
+    )
+    norm_max = draw(st.sampled_from((0.0, 1.5, 2.5)))
+    is_coordinatewise = rule in ("median", "trimmed-mean")
+    clip = 0.0 if is_coordinatewise and norm_max else draw(st.sampled_from((0.0, 0.7)))
+    return DumbRules(
+        rule=rule,
+        share=draw(st.sampled_from((0.125, 0.25, 0.375))),
+        f=draw(st.integers(1, 3)),
+        norm_max=norm_max,
+        clips=draw(st.booleans()),
+        clip_grad_norm=clip,
+    )
+
+
+def as_of_the_wire(rules: DumbRules) -> UpdateRules:
+    parameters = {
+        "trimmed-mean": f":{rules.share}",
+        "krum": f":f={rules.f}",
+        "multi-krum": f":{rules.f}",
+    }
+    policy = BadGradientPolicy.CLIP if rules.clips else BadGradientPolicy.REJECT
+    return UpdateRules(
+        clip_grad_norm=rules.clip_grad_norm,
+        gradient_norm_max=rules.norm_max,
+        bad_gradients=policy,
+        aggregation=Aggregation.parse(rules.rule + parameters.get(rules.rule, "")),
+    )
+
+
+MANY = ("a", "b", "c", "d", "w1", "w10", "w2", "w3", "x")
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(job=jobs(MANY, 9), shards=st.integers(1, 3), rules=rules())
+def test_every_rule_equals_the_dumb_server(
+    job: tuple[list[torch.Tensor], Clocks],
+    shards: int,
+    rules: DumbRules,
+) -> None:
+    first_values, clocks = job
+    dumb = DumbServer(first_values, momentum, rules=rules)
+    for pushes in clocks:
+        dumb.step(sorted(pushes, key=lambda push: push.worker_id))
+
+    update = as_of_the_wire(rules)
+    ours = run(job, momentum, shards=shards, seed=1, update=update)
+    for one, theirs in zip(ours, dumb.parameters, strict=True):
+        exact = theirs.detach()
+        scale = max(float(exact.abs().max()), 1.0)
+        assert float((one - exact).abs().max()) <= RELATIVE_TOLERANCE * scale
+
+
+@settings(derandomize=True, deadline=None, max_examples=20)
+@given(job=jobs(MANY, 9), shards=st.integers(1, 3), rules=rules())
+def test_with_every_rule_the_order_of_arrival_changes_no_bit(
+    job: tuple[list[torch.Tensor], Clocks], shards: int, rules: DumbRules
+) -> None:
+    update = as_of_the_wire(rules)
+    first, second = (
+        run(job, momentum, shards=shards, seed=seed, update=update)
+        for seed in (1, 1_000)
+    )
+
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -175,6 +175,7 @@ class ShardView(google.protobuf.message.Message):
     CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
     COMPRESSION_FIELD_NUMBER: builtins.int
     CONTINUED_FIELD_NUMBER: builtins.int
+    MEASURE_KEY_FIELD_NUMBER: builtins.int
     fence_closed_number: builtins.int
     """Newest fence that is over: a shard that holds it open goes on."""
     snapshot_closed_id: builtins.int
@@ -191,6 +192,8 @@ class ShardView(google.protobuf.message.Message):
     """Whether the next event is more of this view, which is too large for one
     message: merged as the messages of `Join`.
     """
+    measure_key: builtins.bytes
+    """Key of the proofs in `ClockChoice`. Workers never hear it."""
     @property
     def schema(self) -> pswire.v1.schema_pb2.ModelSchema:
         """Tensors of the job. Unset until the first worker has joined."""
@@ -216,9 +219,10 @@ class ShardView(google.protobuf.message.Message):
         clip_grad_norm: builtins.float = ...,
         compression: builtins.str = ...,
         continued: builtins.bool = ...,
+        measure_key: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["record", b"record", "schema", b"schema"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "continued", b"continued", "fence_closed_number", b"fence_closed_number", "optimizers", b"optimizers", "record", b"record", "schema", b"schema", "snapshot_closed_id", b"snapshot_closed_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "continued", b"continued", "fence_closed_number", b"fence_closed_number", "measure_key", b"measure_key", "optimizers", b"optimizers", "record", b"record", "schema", b"schema", "snapshot_closed_id", b"snapshot_closed_id"]) -> None: ...
 
 global___ShardView = ShardView
 

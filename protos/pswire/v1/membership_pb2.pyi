@@ -151,6 +151,34 @@ CUT_PURPOSE_CHECKPOINT: CutPurpose.ValueType  # 2
 """A checkpoint: all that a shard holds, which it writes into a file by itself."""
 global___CutPurpose = CutPurpose
 
+class _BadGradientPolicy:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _BadGradientPolicyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_BadGradientPolicy.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    BAD_GRADIENT_POLICY_UNSPECIFIED: _BadGradientPolicy.ValueType  # 0
+    """Not set."""
+    BAD_GRADIENT_POLICY_SKIP: _BadGradientPolicy.ValueType  # 1
+    """The clock is skipped on all shards."""
+    BAD_GRADIENT_POLICY_REJECT: _BadGradientPolicy.ValueType  # 2
+    """Its push is dropped; the clock goes on with the others."""
+    BAD_GRADIENT_POLICY_CLIP: _BadGradientPolicy.ValueType  # 3
+    """It is scaled down to the largest norm; if it is not finite, dropped."""
+
+class BadGradientPolicy(_BadGradientPolicy, metaclass=_BadGradientPolicyEnumTypeWrapper):
+    """What becomes of a gradient that is not finite or too large."""
+
+BAD_GRADIENT_POLICY_UNSPECIFIED: BadGradientPolicy.ValueType  # 0
+"""Not set."""
+BAD_GRADIENT_POLICY_SKIP: BadGradientPolicy.ValueType  # 1
+"""The clock is skipped on all shards."""
+BAD_GRADIENT_POLICY_REJECT: BadGradientPolicy.ValueType  # 2
+"""Its push is dropped; the clock goes on with the others."""
+BAD_GRADIENT_POLICY_CLIP: BadGradientPolicy.ValueType  # 3
+"""It is scaled down to the largest norm; if it is not finite, dropped."""
+global___BadGradientPolicy = BadGradientPolicy
+
 @typing.final
 class CheckpointPlace(google.protobuf.message.Message):
     """Where a checkpoint is."""
@@ -213,6 +241,9 @@ class JobSettings(google.protobuf.message.Message):
     STALENESS_SCALING_FIELD_NUMBER: builtins.int
     DELAY_COMPENSATION_FIELD_NUMBER: builtins.int
     CHUNK_BYTES_FIELD_NUMBER: builtins.int
+    AGGREGATION_FIELD_NUMBER: builtins.int
+    GRADIENT_NORM_MAX_FIELD_NUMBER: builtins.int
+    BAD_GRADIENT_POLICY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Unique name of the job."""
     shard_count: builtins.int
@@ -239,6 +270,14 @@ class JobSettings(google.protobuf.message.Message):
     """Bytes of a full chunk, which decides how both sides cut the model. 0 for
     the size that the placement's rule gives it.
     """
+    aggregation: builtins.str
+    """What the gradients of a clock become, such as `trimmed-mean:0.25`; empty for
+    their weighted mean. See `pswire.aggregation`.
+    """
+    gradient_norm_max: builtins.float
+    """Largest norm of the gradient of one worker; 0 for any."""
+    bad_gradient_policy: global___BadGradientPolicy.ValueType
+    """What becomes of a gradient that is larger or not finite. Unset: `SKIP`."""
     def __init__(
         self,
         *,
@@ -254,8 +293,11 @@ class JobSettings(google.protobuf.message.Message):
         staleness_scaling: builtins.bool = ...,
         delay_compensation: builtins.float = ...,
         chunk_bytes: builtins.int = ...,
+        aggregation: builtins.str = ...,
+        gradient_norm_max: builtins.float = ...,
+        bad_gradient_policy: global___BadGradientPolicy.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["backup_worker_count", b"backup_worker_count", "chunk_bytes", b"chunk_bytes", "delay_compensation", b"delay_compensation", "job_id", b"job_id", "lease_ttl_ms", b"lease_ttl_ms", "mode", b"mode", "shard_count", b"shard_count", "staleness_bound", b"staleness_bound", "staleness_scaling", b"staleness_scaling", "step_atomicity", b"step_atomicity", "worker_loss_policy", b"worker_loss_policy", "workers_min", b"workers_min"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["aggregation", b"aggregation", "backup_worker_count", b"backup_worker_count", "bad_gradient_policy", b"bad_gradient_policy", "chunk_bytes", b"chunk_bytes", "delay_compensation", b"delay_compensation", "gradient_norm_max", b"gradient_norm_max", "job_id", b"job_id", "lease_ttl_ms", b"lease_ttl_ms", "mode", b"mode", "shard_count", b"shard_count", "staleness_bound", b"staleness_bound", "staleness_scaling", b"staleness_scaling", "step_atomicity", b"step_atomicity", "worker_loss_policy", b"worker_loss_policy", "workers_min", b"workers_min"]) -> None: ...
 
 global___JobSettings = JobSettings
 
@@ -269,6 +311,12 @@ class ClockChoice(google.protobuf.message.Message):
     WORKERS_FIELD_NUMBER: builtins.int
     SUM_OF_SQUARES_FIELD_NUMBER: builtins.int
     GRADIENT_SCALE_FIELD_NUMBER: builtins.int
+    FACTORS_FIELD_NUMBER: builtins.int
+    LEFT_OUT_FIELD_NUMBER: builtins.int
+    WEIGHTS_FIELD_NUMBER: builtins.int
+    PRODUCTS_FIELD_NUMBER: builtins.int
+    PROOF_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     clock: builtins.int
     """The clock."""
     sum_of_squares: builtins.float
@@ -281,9 +329,37 @@ class ClockChoice(google.protobuf.message.Message):
     it is not known yet: with backup workers a commit and a record then say
     whose pushes the clock consists of, for shards to measure them.
     """
+    proof: builtins.bytes
+    """In `staged`, where the shard has measured: an HMAC-SHA256 of this, which only
+    shards can make and check.
+    """
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerIdentity]:
         """Its contributors, in the order of worker ids."""
+
+    @property
+    def factors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Where the gradient of each worker is measured, in a commit and in records:
+        what each is multiplied by, 0 if it does not count. Empty for 1.
+        """
+
+    @property
+    def left_out(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The same: places of those that the rule of aggregation has not taken."""
+
+    @property
+    def weights(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """The same, in `staged`: the weight of each worker."""
+
+    @property
+    def products(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """The same, in `staged`: products of the parts of the gradients that the shard
+        has, of each with itself, or with itself and those after it.
+        """
+
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ClockPart]:
+        """In a commit: what each shard has told, in the order of shards."""
 
     def __init__(
         self,
@@ -292,10 +368,50 @@ class ClockChoice(google.protobuf.message.Message):
         workers: collections.abc.Iterable[global___WorkerIdentity] | None = ...,
         sum_of_squares: builtins.float = ...,
         gradient_scale: builtins.float = ...,
+        factors: collections.abc.Iterable[builtins.float] | None = ...,
+        left_out: collections.abc.Iterable[builtins.int] | None = ...,
+        weights: collections.abc.Iterable[builtins.float] | None = ...,
+        products: collections.abc.Iterable[builtins.float] | None = ...,
+        proof: builtins.bytes = ...,
+        parts: collections.abc.Iterable[global___ClockPart] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "gradient_scale", b"gradient_scale", "sum_of_squares", b"sum_of_squares", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "factors", b"factors", "gradient_scale", b"gradient_scale", "left_out", b"left_out", "parts", b"parts", "products", b"products", "proof", b"proof", "sum_of_squares", b"sum_of_squares", "weights", b"weights", "workers", b"workers"]) -> None: ...
 
 global___ClockChoice = ClockChoice
+
+@typing.final
+class ClockPart(google.protobuf.message.Message):
+    """What one shard has measured of a clock; fields are those of `ClockChoice`."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUM_OF_SQUARES_FIELD_NUMBER: builtins.int
+    WEIGHTS_FIELD_NUMBER: builtins.int
+    PRODUCTS_FIELD_NUMBER: builtins.int
+    PROOF_FIELD_NUMBER: builtins.int
+    sum_of_squares: builtins.float
+    """Sum of the squares of its part of the aggregate."""
+    proof: builtins.bytes
+    """That the shard has measured this."""
+    @property
+    def weights(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Weight of each worker."""
+
+    @property
+    def products(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Products of the parts of gradients."""
+
+    def __init__(
+        self,
+        *,
+        sum_of_squares: builtins.float = ...,
+        weights: collections.abc.Iterable[builtins.float] | None = ...,
+        products: collections.abc.Iterable[builtins.float] | None = ...,
+        proof: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["products", b"products", "proof", b"proof", "sum_of_squares", b"sum_of_squares", "weights", b"weights"]) -> None: ...
+
+global___ClockPart = ClockPart
 
 @typing.final
 class WorkerSequence(google.protobuf.message.Message):

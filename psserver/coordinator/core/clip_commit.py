@@ -1,6 +1,6 @@
-"""Commits of clipped clocks that no driver is left for.
+"""Commits of measured clocks that no driver is left for.
 
-Each shard knows the sum of squares of its own part; what the gradient is multiplied by
+Each shard knows what its own part measures; what the gradients are multiplied by
 follows from all of them. While a contributor is there it adds them up. When all have
 ended, a record does, by what the shards have reported at its fence.
 """
@@ -8,30 +8,26 @@ ended, a record does, by what the shards have reported at its fence.
 from collections.abc import Collection
 
 from psserver.edge.fence_report import FenceReport
-from pswire.clipping import gradient_scale, norm_of, sum_of_parts
+from pswire.aggregation import UpdateRules
 from pswire.membership import ClockChoice, Record
 
 
 def measured_commit(
-    reports: Collection[FenceReport], clip_grad_norm: float
+    reports: Collection[FenceReport], update: UpdateRules
 ) -> ClockChoice | None:
     """The open clock, if every shard has measured it with the same contributors.
 
     Args:
         reports: Of all shards, in the order of their indexes.
-        clip_grad_norm: Norm that gradients are clipped to.
+        update: How the pushes of a clock become an update.
     """
     parts = [report.measured for report in reports]
     known = [part for part in parts if part is not None]
-    if not clip_grad_norm or len(known) < len(parts):
+    if not update.is_measured or len(known) < len(parts):
         return None
     if len({part[:2] for part in known}) > 1:
         return None
-    total = sum_of_parts(part.sum_of_squares for part in known)
-    return known[0]._replace(
-        sum_of_squares=total,
-        gradient_scale=gradient_scale(norm_of(total), clip_grad_norm),
-    )
+    return update.decided(known)
 
 
 def orphaned_clock(record: Record) -> int:

@@ -39,7 +39,7 @@ from psserver.coordinator.core.roster import (
     WorkerEntry,
 )
 from psserver.coordinator.core.shard_map import ShardSlot
-from psserver.coordinator.core.shard_memory import ModelMemory
+from psserver.coordinator.core.shard_memory import APPLY_THREAD_COUNT, ModelMemory
 from psserver.coordinator.core.start_point import SavedJob, StartPoint
 from psserver.edge.coordinator_settings import (
     RETURN_MS_MIN,
@@ -53,6 +53,7 @@ from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
 from pswire.leased_data import DataReport
+from pswire.limits import CHUNK_BYTES_MAX, PRODUCT_COUNT_MAX
 from pswire.membership import FenceKind, Mode, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
@@ -442,7 +443,9 @@ class CoordinatorCore:
                 refusal.reason, f"{what}; {refusal.message}", cure=self._new_job_cure
             ) from None
         if is_first:
+            self._check_rules(terms)
             self._check_fits(model)
+        self._check_products()
 
         def wait() -> None:
             self.reach.admit(entry.worker)
@@ -509,11 +512,19 @@ class CoordinatorCore:
         Backup workers are of no effect outside BSP, and are back when it is.
 
         Raises:
-            Refusal: `MALFORMED_MESSAGE`, `NOT_STARTED` or `SHARD_LOST`; no state
-                changed.
+            Refusal: `MALFORMED_MESSAGE`, `UNSUPPORTED`, `NOT_STARTED` or `SHARD_LOST`;
+                no state changed.
         """
         self.progress.check_alive()
         target = mode_target(mode, staleness_bound)
+        if self.settings.aggregation.is_robust and not mode.rules.is_clocked:
+            raise Refusal(
+                ErrorReason.UNSUPPORTED,
+                f"this job has --aggregation {self.settings.aggregation}, which takes "
+                f"the gradients of several workers: in {mode.label} each is applied by "
+                "itself",
+                cure="start another job for that",
+            )
         if self.record is None:
             raise Refusal(
                 ErrorReason.NOT_STARTED,
@@ -950,6 +961,33 @@ class CoordinatorCore:
             f"({len(ready)} of {wanted} have{on_the_way if connected else ''})"
         )
 
+    def _check_rules(self, terms: JobTerms) -> None:
+        """Checks that what the workers want goes with how updates are made.
+
+        Raises:
+            Refusal: `UNSUPPORTED`.
+        """
+        problem = terms.problem(self.settings.update_rules(terms.clip_grad_norm))
+        if problem:
+            raise Refusal(ErrorReason.UNSUPPORTED, problem, cure="then start again")
+
+    def _check_products(self) -> None:
+        """Checks that what shards measure of one more worker goes in one message.
+
+        Raises:
+            Refusal: `LIMIT_EXCEEDED`.
+        """
+        states = set(WorkerState).difference(GONE, {WorkerState.REGISTERED})
+        worker_count = len(self.roster.in_state(*states)) + 1
+        most = PRODUCT_COUNT_MAX // self.settings.shard_count
+        if self.progress.update.product_count(worker_count) > most:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"the distances between the gradients of {worker_count} workers on "
+                f"{self.settings.shard_count} shards do not go in one message: use "
+                "fewer workers, or another --aggregation",
+            )
+
     def _check_fits(self, model: JobModel) -> None:
         """Checks that the shards may use the memory that a model takes.
 
@@ -970,8 +1008,19 @@ class CoordinatorCore:
             terms.schema,
             terms.optimizers,
             kept_count=member_count * (keeps_gradients + keeps_values),
+            scratch_bytes=self._scratch_bytes(terms),
             makes_checkpoints=settings.checkpoints is not None,
         ).check_fits(slots)
+
+    def _scratch_bytes(self, terms: JobTerms) -> int:
+        """What the threads of all shards take to look at gradients one by one."""
+        settings = self.settings
+        update = settings.update_rules(terms.clip_grad_norm)
+        if not (update.measures_each or update.aggregation.is_robust):
+            return 0
+        chunk_bytes = min(CHUNK_BYTES_MAX, terms.byte_count)
+        threads = settings.shard_count * APPLY_THREAD_COUNT
+        return threads * (settings.workers_min + 2) * chunk_bytes
 
     def _keep_model(
         self, model: JobModel, now_ms: int, then: Callable[[], None] = lambda: None

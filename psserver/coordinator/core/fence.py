@@ -13,6 +13,7 @@ from typing import NamedTuple
 from psserver.coordinator.core.clip_commit import is_of_bsp, measured_commit
 from psserver.coordinator.core.start_point import StartPoint
 from psserver.edge.fence_report import FenceReport
+from pswire.aggregation import UpdateRules
 from pswire.job_settings import JobSettings
 from pswire.membership import (
     ClockChoice,
@@ -72,7 +73,7 @@ class ActiveFence:
         starters: For a start, the first members, in the order of ranks.
         start_point: For a start, the checkpoint whose values count, if one's do.
         reports: Reports by shard index.
-        clip_grad_norm: Norm that the job clips gradients to, 0 for no clipping.
+        update: How the pushes of a clock become an update.
         absent: Members whose connection is broken as it is decided.
     """
 
@@ -85,7 +86,7 @@ class ActiveFence:
     starters: tuple[WorkerKey, ...] = ()
     start_point: StartPoint | None = None
     reports: dict[int, FenceReport] = field(default_factory=dict)
-    clip_grad_norm: float = 0.0
+    update: UpdateRules = field(default_factory=UpdateRules)
     absent: frozenset[WorkerKey] = frozenset()
 
     @property
@@ -226,7 +227,7 @@ def _commit(fence: ActiveFence, previous: Record) -> ClockChoice | None:
     begun = begun_commit(previous, reports)
     if begun is not None and begun.is_scaled:
         return begun
-    return measured_commit(reports, fence.clip_grad_norm) or begun
+    return measured_commit(reports, fence.update) or begun
 
 
 def _is_open(end: Departure, record: Record, reports: Collection[FenceReport]) -> bool:

@@ -60,6 +60,7 @@ from psserver.coordinator.core.start_point import SavedJob, StartPoint
 from psserver.coordinator.core.state_writes import StateWrites
 from psserver.edge.coordinator_settings import CoordinatorSettings, ShardLossPolicy
 from psserver.edge.fence_report import FenceReport
+from pswire.aggregation import UpdateRules
 from pswire.membership import (
     CutPurpose,
     FenceKind,
@@ -146,6 +147,11 @@ class JobProgress:
             return self.settings.workers_min
         return floor_of(self.record, self.settings, is_resumed=self.is_resumed)
 
+    @property
+    def update(self) -> UpdateRules:
+        """How the pushes of a clock become an update."""
+        return self.settings.update_rules(self.model.clip_grad_norm)
+
     def take_effects(self) -> list[CoordinatorEffect]:
         """Effects since the last call, in order."""
         taken, self.effects = self.effects, []
@@ -157,7 +163,7 @@ class JobProgress:
         """Goes on under the record that an earlier process left."""
         self.record = record
         self.start_point = start_point
-        if record is not None and self.model.clip_grad_norm:
+        if record is not None and self.update.is_measured:
             self._orphan_clock = orphaned_clock(record)
 
     def keep(
@@ -221,7 +227,7 @@ class JobProgress:
         if reason:
             self.abort(reason, now_ms)
             return
-        fence.clip_grad_norm = self.model.clip_grad_norm
+        fence.update = self.update
         absent = self.roster.in_state(WorkerState.SUSPECT, WorkerState.LOST)
         fence.absent = frozenset(entry.worker for entry in absent)
         if fence.kind is FenceKind.CUT:
@@ -596,7 +602,7 @@ class JobProgress:
         Shards measure it under this record. One that is not there yet has an earlier
         clock to apply first, and is asked again after a pause.
         """
-        if not fence.clip_grad_norm:
+        if not fence.update.is_measured:
             return
         clock = orphaned_clock(record)
         applied = min((r.applied_clock for r in fence.reports.values()), default=0)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 PROCESS_BYTES: Final = 220 << 20
 """What a shard takes before it has a model."""
 
+APPLY_THREAD_COUNT: Final = 4
+"""Threads of a shard that apply updates, unless `--threads` says how many."""
+
 _MASTER_BYTES: Final = 4
 """Of an element of 16 bits that an optimizer updates, as it updates it."""
 
@@ -49,6 +52,7 @@ class ModelMemory:
         optimizers: Sequence[OptimizerSpec],
         kept_count: int,
         *,
+        scratch_bytes: int = 0,
         makes_checkpoints: bool = False,
     ) -> "ModelMemory":
         """What a model takes.
@@ -57,6 +61,7 @@ class ModelMemory:
             schema: Its tensors.
             optimizers: All declarations of its optimizers.
             kept_count: How many copies of all that is updated are kept for members.
+            scratch_bytes: What looking at gradients one by one takes.
             makes_checkpoints: Whether the job makes checkpoints.
         """
         slots: dict[tuple[str, int], int] = {}
@@ -83,7 +88,7 @@ class ModelMemory:
         return cls(
             values=values,
             state=state,
-            members=kept_count * gradient,
+            members=kept_count * gradient + scratch_bytes,
             image=values + state if makes_checkpoints else 0,
         )
 

@@ -19,6 +19,8 @@ from pswire.checkpoint.folder import CheckpointFolder
 
 log = logging.getLogger("psserver.coordinator")
 
+MEASURE_KEY_BYTES: Final = 32
+
 STARTS_PER_FLOOR: Final = 1_000
 FLOOR_COUNT: Final = 1_000_000
 """Of numbers that starts of workers begin with when it is not known how often they
@@ -123,15 +125,17 @@ def restored_core(
             the checkpoint.
     """
     stored = store.load()
+    measure_key = secrets.token_bytes(MEASURE_KEY_BYTES)
     if stored is None:
         store.save_job(
             job_id=saved.job_id if saved else settings.job_id,
             job_seed=saved.job_seed if saved else settings.job_seed,
             shard_count=settings.shard_count,
+            measure_key=measure_key,
         )
         store.save_step_rules(_step_rules(settings))
         if saved is None:
-            return CoordinatorCore(settings)
+            return CoordinatorCore(replace(settings, measure_key=measure_key))
         stored = _loaded(store)
     if saved is not None and stored.job_id != saved.job_id:
         raise StateFolderError(
@@ -152,8 +156,15 @@ def restored_core(
             + (", to go on from the newest checkpoint with so many" if saved else "")
         )
     _check_step_rules(stored.step_rules, settings)
+    if saved is not None and settings.aggregation.is_robust:
+        _check_clocked(saved, settings)
     core = CoordinatorCore(
-        replace(settings, job_id=stored.job_id, job_seed=stored.job_seed),
+        replace(
+            settings,
+            job_id=stored.job_id,
+            job_seed=stored.job_seed,
+            measure_key=stored.measure_key or measure_key,
+        ),
         start_count=store.count_start(),
     )
     for shard in stored.shards:
@@ -217,7 +228,24 @@ def _step_rules(settings: CoordinatorSettings) -> dict[str, str]:
         "--staleness-scaling": "on" if settings.is_staleness_scaled else "off",
         "--delay-compensation": f"{settings.delay_compensation:g}",
         "--chunk-kib": str(settings.chunk_bytes >> 10 or "not given"),
+        "--aggregation": str(settings.aggregation),
+        "--gradient-norm-max": f"{settings.gradient_norm_max:g}",
+        "--on-bad-gradient": settings.bad_gradient_policy.label,
     }
+
+
+def _check_clocked(saved: SavedJob, settings: CoordinatorSettings) -> None:
+    """Refuses to go on from a checkpoint in a mode in which nothing is aggregated.
+
+    Raises:
+        StateFolderError: Its mode is such a one.
+    """
+    if not saved.point.mode.rules.is_clocked:
+        raise StateFolderError(
+            f"--aggregation {settings.aggregation} takes the gradients of several "
+            f"workers, and the checkpoint is of a job in {saved.point.mode.label}, "
+            "where each is applied by itself: leave it out"
+        )
 
 
 def _check_step_rules(stored: dict[str, str], settings: CoordinatorSettings) -> None:

@@ -45,6 +45,7 @@ def shard_view(core: CoordinatorCore) -> messages.ShardView:
     )
     view.fence_closed_number = core.progress.fences.closed_number
     view.snapshot_closed_id = core.snapshots.closed_id
+    view.measure_key = core.settings.measure_key
     if core.record is not None:
         view.record.CopyFrom(record_message(core.record))
     return view

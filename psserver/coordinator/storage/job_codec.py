@@ -49,6 +49,7 @@ class StoredJob:
     job_id: str
     job_seed: int
     shard_count: int
+    measure_key: bytes = field(default=b"", repr=False)
     terms: JobTerms | None = None
     record: Record | None = None
     shards: tuple[StoredShard, ...] = ()
@@ -88,7 +89,8 @@ def load_start_point(text: str) -> StartPoint:
 
 
 def dump_record(record: Record) -> str:
-    return json.dumps(asdict(record))
+    commit = None if record.commit is None else record.commit.decision
+    return json.dumps({**asdict(record), "commit": commit})
 
 
 def load_record(text: str) -> Record:
@@ -123,9 +125,12 @@ def _member(data: dict[str, Any]) -> Member:
 def _choice(data: list[Any] | None) -> ClockChoice | None:
     if data is None:
         return None
-    clock, workers, *clipping = data
+    clock, workers, *scale = data[:4]
     return ClockChoice(
-        clock, tuple(WorkerKey(*worker) for worker in workers), *clipping
+        clock,
+        tuple(WorkerKey(*worker) for worker in workers),
+        *scale,
+        *map(tuple, data[4:]),
     )
 
 

@@ -133,8 +133,10 @@ class JobStore:
         if job is None:
             return None
         with self._reading("the entry 'job'"):
+            measure_key = bytes.fromhex(job.pop("measure_key", ""))
             return StoredJob(
                 **job,
+                measure_key=measure_key,
                 terms=self._read("model", _load_terms),
                 record=self._read("record", load_record),
                 shards=self._read("shards", load_shards) or (),
@@ -162,9 +164,12 @@ class JobStore:
             ).fetchall()
             return tuple(load_epoch(*row) for row in rows)
 
-    def save_job(self, *, job_id: str, job_seed: int, shard_count: int) -> None:
+    def save_job(
+        self, *, job_id: str, job_seed: int, shard_count: int, measure_key: bytes = b""
+    ) -> None:
         """Keeps what makes the job this job."""
         job = {"job_id": job_id, "job_seed": job_seed, "shard_count": shard_count}
+        job["measure_key"] = measure_key.hex()
         self._put_at_start(job=json.dumps(job))
         self._write_identity(job_id)
 

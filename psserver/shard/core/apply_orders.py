@@ -1,6 +1,8 @@
 """Chunks of a clock whose contributions are complete, as orders to apply them."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import (
@@ -11,7 +13,7 @@ from psserver.shard.core.effects import (
 )
 from psserver.shard.core.member_on_shard import MembersOnShard
 from psserver.shard.core.push import Trailer
-from pswire.membership import Member, WorkerKey, longest_of
+from pswire.membership import ClockChoice, Member, WorkerKey, longest_of
 
 
 def trailers_of(entries: Mapping[WorkerKey, PushEntry]) -> dict[WorkerKey, Trailer]:
@@ -20,7 +22,10 @@ def trailers_of(entries: Mapping[WorkerKey, PushEntry]) -> dict[WorkerKey, Trail
 
 
 def kind_of_mixed(
-    members: tuple[Member, ...], entries: Mapping[WorkerKey, PushEntry]
+    members: tuple[Member, ...],
+    entries: Mapping[WorkerKey, PushEntry],
+    *,
+    by_majority: bool = False,
 ) -> bool | None:
     """Whether a clock publishes in which some step and some publish.
 
@@ -31,6 +36,7 @@ def kind_of_mixed(
     Args:
         members: Whose entries they are, or more.
         entries: Pushes of a clock; all their trailers are in.
+        by_majority: As in `source_of`.
 
     Returns:
         None where all do the same.
@@ -40,7 +46,9 @@ def kind_of_mixed(
     if len(kinds) < 2:
         return None
     source = source_of(
-        tuple(each for each in members if each.worker in trailers), trailers
+        tuple(each for each in members if each.worker in trailers),
+        trailers,
+        by_majority=by_majority,
     )
     return trailers[source].publishes
 
@@ -65,7 +73,8 @@ def orders_to_apply(
     entries: Mapping[WorkerKey, PushEntry],
     *,
     source: Trailer,
-    gradient_scale: float = 1.0,
+    choice: ClockChoice | None = None,
+    is_weighted: bool = True,
 ) -> list[ApplyChunk]:
     """One order for each chunk.
 
@@ -74,28 +83,47 @@ def orders_to_apply(
         chunk_indexes: Chunks that every contributor has sent or will not send.
         entries: Pushes of all contributors, in the order of worker ids.
         source: Trailer whose optimizer and hyperparameters count.
-        gradient_scale: What the mean gradient is multiplied by.
+        choice: With two-phase steps, what the clock consists of.
+        is_weighted: Whether workers count by the samples behind their gradients.
     """
-    total_weight = sum(trailer.weight for trailer in trailers_of(entries).values())
+    left_out = {choice.workers[i] for i in choice.left_out} if choice else frozenset()
+    entries = {w: entry for w, entry in entries.items() if w not in left_out}
+    factors = choice.factor_of() if choice else {}
     return [
         ApplyChunk(
             clock=clock,
             chunk_index=index,
             optimizer=source.optimizer,
-            contributions=contributions_to(index, entries, source),
-            total_weight=total_weight,
+            contributions=contributions_to(
+                index, entries, source, factors=factors, is_weighted=is_weighted
+            ),
+            total_weight=total_weight_of(entries, is_weighted=is_weighted),
             hyperparameters=source.hyperparameters,
             spec_digest=source.spec_digest,
-            gradient_scale=gradient_scale,
+            gradient_scale=choice.gradient_scale if choice else 1.0,
         )
         for index in chunk_indexes
     ]
+
+
+def total_weight_of(
+    entries: Mapping[WorkerKey, PushEntry], *, is_weighted: bool = True
+) -> float:
+    """Weight of pushes together; not weighted, how many have any."""
+    weights = [trailer.weight for trailer in trailers_of(entries).values()]
+    return sum(weights if is_weighted else (float(each > 0) for each in weights))
+
+
+NO_FACTORS: Final[Mapping[WorkerKey, float]] = {}
 
 
 def contributions_to(
     chunk_index: int,
     entries: Mapping[WorkerKey, PushEntry],
     source: Trailer | None = None,
+    *,
+    factors: Mapping[WorkerKey, float] = NO_FACTORS,
+    is_weighted: bool = True,
 ) -> tuple[StagedContribution, ...]:
     """Parts of a chunk that have weight, in the order of the entries."""
     found = []
@@ -106,10 +134,11 @@ def contributions_to(
             found.append(
                 StagedContribution(
                     worker_id=worker.worker_id,
-                    weight=trailer.weight,
+                    weight=trailer.weight if is_weighted else 1.0,
                     presence=chunk.presence,
                     payload=chunk.payload,
                     loss_scale=trailer.loss_scale,
+                    factor=factors.get(worker, 1.0),
                     value_entries=trailer.value_entries,
                     is_source=trailer is source,
                 )
@@ -120,10 +149,35 @@ def contributions_to(
 Trailers = Mapping[WorkerKey, Trailer]
 
 
-def source_of(contributors: tuple[Member, ...], trailers: Trailers) -> WorkerKey:
-    """Whose hyperparameters count: the longest contributor that has weight."""
+def source_of(
+    contributors: tuple[Member, ...], trailers: Trailers, *, by_majority: bool = False
+) -> WorkerKey:
+    """Whose hyperparameters count: the longest contributor that has weight.
+
+    Args:
+        contributors: Those of a clock.
+        trailers: Of each of them.
+        by_majority: Whether it is the longest of those that most agree with, in a job
+            whose members nobody trusts.
+    """
     weighty = tuple(m for m in contributors if trailers[m.worker].weight > 0)
+    if by_majority and weighty:
+        said = {m.worker: _settings_of(trailers[m.worker]) for m in weighty}
+        counts = Counter(said.values())
+        most = max(counts.values())
+        weighty = tuple(m for m in weighty if counts[said[m.worker]] == most)
     return longest_of(weighty or contributors).worker
+
+
+def _settings_of(trailer: Trailer) -> tuple[object, ...]:
+    """What a push says of the update, beside its gradient."""
+    return (
+        trailer.hyperparameters,
+        trailer.spec_digest,
+        trailer.loads_state,
+        trailer.publishes,
+        trailer.value_entries,
+    )
 
 
 class HyperparameterComparison:

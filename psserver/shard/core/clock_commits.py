@@ -1,23 +1,27 @@
 """Two-phase steps of BSP: who has heard `staged`, who is chosen, what is committed.
 
 A clock is committed by its contributors, once every shard holds all of it; see
-`docs/decisions/0006-two-phase-steps.md`. When the job clips, `staged` comes with the
-sum of squares of the shard's part of the mean gradient, and the commit with the scale
-that follows from all of them.
+`docs/decisions/0006-two-phase-steps.md`. When clocks are measured, `staged` comes with
+what the shard has measured of its part, and the commit with what follows from all of
+them and with all of them: each shard proves its own, since a driver may lie.
 """
+
+import hmac
 
 from psserver.shard.core.apply_orders import (
     contributions_to,
     kind_of_mixed,
     of_kind,
     source_of,
+    total_weight_of,
     trailers_of,
 )
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import MeasureClock, Staged
 from psserver.shard.core.push import PushId
 from psserver.shard.core.shard_state import ShardState
-from pswire.clipping import gradient_scale, norm_of
+from pswire.aggregation import UpdateRules, proof_of, without_finite
+from pswire.clipping import norm_of
 from pswire.membership import ClockChoice, Member, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
@@ -29,8 +33,8 @@ class ClockCommits:
 
     Attributes:
         chosen: On shard 0 with backup workers, the newest choice.
-        measure: When the job clips, the norm of the clock.
-        standing: When the job clips and has backup workers, the newest choice that a
+        measure: Where clocks are measured, what this one measures.
+        standing: Where they are and there are backup workers, the newest choice that a
             driver or a record has named, to be measured.
     """
 
@@ -68,11 +72,11 @@ class ClockCommits:
         if known is not None:
             return known
         members = [m for m in contributors if self._state.clocks.member_of(m.worker)]
-        is_clipped = self._state.rules.is_clipped
-        if contributors and not members and not is_clipped:
+        is_measured = self._state.rules.update.is_measured
+        if contributors and not members and not is_measured:
             # All have ended, and of those that have every shard holds all: there is
-            # nobody to drive the commit, and nothing left that could differ. When the
-            # job clips the scale could: a record has it, by the sums of all shards.
+            # nobody to drive the commit, and nothing left that could differ. What
+            # follows from measures could: a record has it, by those of all shards.
             self._state.committed = ClockChoice(clock, tuple(complete))
             return self._state.committed
         if self._state.rules.has_backups:
@@ -82,7 +86,7 @@ class ClockCommits:
             self._send_own(clock, contributors, entries)
         elif len(complete) == len(contributors):
             choice = ClockChoice(clock, tuple(complete))
-            named = self.measure.of(choice, entries) if is_clipped else choice
+            named = self.measure.of(choice, entries) if is_measured else choice
             if named is not None and members:
                 for worker in complete:
                     self._send_staged(worker, contributors, named)
@@ -91,7 +95,7 @@ class ClockCommits:
     def measured(
         self, clock: int, contributors: tuple[Member, ...]
     ) -> ClockChoice | None:
-        """The sum of squares of a clock as it consists now, if it is known."""
+        """What a clock measures as it consists now, if it is known."""
         choice = ClockChoice(clock, tuple(member.worker for member in contributors))
         if self._state.rules.has_backups:
             standing = self._standing(clock)
@@ -114,7 +118,8 @@ class ClockCommits:
             Whether it is committed; False when its contributors are others.
 
         Raises:
-            Refusal: `MALFORMED_MESSAGE` for a scale that can't be; no state changed.
+            Refusal: `MALFORMED_MESSAGE` for what does not follow from what the shards
+                have measured; no state changed.
         """
         known = self.committed(choice.clock)
         if known is not None:
@@ -133,13 +138,14 @@ class ClockCommits:
                 self._is_complete(member, choice.clock) for member in contributors
             )
         rules = self._state.rules
-        if is_right and not choice.is_scaled and rules.is_clipped and rules.has_backups:
+        is_measured = rules.update.is_measured
+        if is_right and not choice.is_scaled and is_measured and rules.has_backups:
             self.stand(choice)
             return False
-        if not (choice.is_scaled or rules.is_clipped):
+        if not (choice.is_scaled or is_measured):
             choice = choice._replace(gradient_scale=1.0)
         if is_right and self.measure.admits_commit(choice):
-            self._state.committed = choice
+            self._state.committed = choice._replace(parts=())
             return True
         for each in self._state.on_shard:
             each.staged = None
@@ -163,8 +169,8 @@ class ClockCommits:
     ) -> None:
         """With backup workers: each hears that its push is complete.
 
-        When the job clips, those that were chosen hear in its place what the clock
-        measures, once that is known.
+        Where clocks are measured, those that were chosen hear in its place what this
+        one measures, once that is known.
         """
         standing = self._standing(clock)
         if standing is not None:
@@ -231,7 +237,7 @@ class ClockCommits:
             self.chosen = ClockChoice(
                 clock,
                 tuple(sorted(chosen)),
-                gradient_scale=0.0 if rules.is_clipped else 1.0,
+                gradient_scale=0.0 if rules.update.is_measured else 1.0,
             )
 
 
@@ -240,12 +246,13 @@ def _weight(entry: PushEntry | None) -> float:
 
 
 class ClockMeasure:
-    """What the mean gradient of the clock that is worked on measures on this shard."""
+    """What the gradients of the clock that is worked on measure on this shard."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
         self._ordered: ClockChoice | None = None
         self._known: ClockChoice | None = None
+        self._nonfinite: frozenset[int] = frozenset()
 
     @property
     def is_under_way(self) -> bool:
@@ -255,7 +262,7 @@ class ClockMeasure:
     def of(
         self, choice: ClockChoice, entries: dict[WorkerKey, PushEntry]
     ) -> ClockChoice | None:
-        """A choice with the sum of squares of this shard's part.
+        """A choice with what this shard's part measures.
 
         Of a clock that will be skipped it is 0, without asking the owner.
 
@@ -270,12 +277,31 @@ class ClockMeasure:
         if known is not None or self._ordered == choice:
             return known
         chosen = {worker: entries[worker] for worker in choice.workers}
-        if not all(trailer.finite for trailer in trailers_of(chosen).values()):
-            self._known = choice._replace(sum_of_squares=0.0)
+        trailers = trailers_of(chosen)
+        rules = self._state.rules.update
+        if rules.measures_each:
+            weights = tuple(trailers[worker].weight for worker in choice.workers)
+            choice = choice._replace(weights=weights)
+            if self._ordered == choice:
+                return None
+        elif rules.skips_bad and not all(t.finite for t in trailers.values()):
+            self._known = self._proven(choice._replace(sum_of_squares=0.0))
             return self._known
         self._ordered = choice
+        # Whose verdict is that its gradient is not finite has it: on every shard alike,
+        # whatever it tells the others.
+        self._nonfinite = frozenset(
+            place
+            for place, worker in enumerate(choice.workers)
+            if not trailers[worker].finite
+        )
+        finite = {w: entry for w, entry in chosen.items() if trailers[w].finite}
         members = self._state.clocks.contributors(choice.clock)
-        self._state.effects.append(_order(choice, members, chosen))
+        order = _order(choice, members, finite, rules) if finite else None
+        if order is None:
+            self.note(choice, 0.0, (0.0,) * rules.product_count(len(choice.workers)))
+            return self._known
+        self._state.effects.append(order)
         return None
 
     def known(self, choice: ClockChoice) -> ClockChoice | None:
@@ -283,60 +309,90 @@ class ClockMeasure:
         known = self._known
         return known if known is not None and known[:2] == choice[:2] else None
 
-    def note(self, choice: ClockChoice, sum_of_squares: float) -> None:
+    def note(
+        self,
+        choice: ClockChoice,
+        sum_of_squares: float,
+        products: tuple[float, ...] = (),
+    ) -> None:
         """The owner has measured; of other contributors than now it says nothing."""
-        if self._ordered == choice:
-            self._ordered = None
-            self._known = choice._replace(sum_of_squares=sum_of_squares)
+        if self._ordered != choice:
+            return
+        self._ordered = None
+        if self._nonfinite and products:
+            products = without_finite(products, len(choice.workers), self._nonfinite)
+        self._known = self._proven(
+            choice._replace(sum_of_squares=sum_of_squares, products=products)
+        )
+
+    def _proven(self, part: ClockChoice) -> ClockChoice:
+        key, index = self._state.measure_key, self._state.rules.shard_index
+        return part._replace(proof=proof_of(key, index, part))
 
     def admits_commit(self, choice: ClockChoice) -> bool:
         """Whether the contributors of a commit are those that were measured.
 
         Raises:
-            Refusal: `MALFORMED_MESSAGE` for a scale that does not follow from the norm;
-                no state changed.
+            Refusal: `MALFORMED_MESSAGE` for what does not follow from the parts that
+                it brings, or parts that the shards have not said; no state changed.
         """
-        norm = norm_of(choice.sum_of_squares)
-        limit = self._state.rules.clip_grad_norm
-        expected = gradient_scale(norm, limit)
-        if choice.gradient_scale != expected:
-            clipping = (
-                f"clipped to {limit}" if limit else "which this job does not clip"
-            )
-            raise Refusal(
-                ErrorReason.MALFORMED_MESSAGE,
-                f"a commit of clock {choice.clock} says gradient scale "
-                f"{choice.gradient_scale}: the norm {norm} that it names, {clipping}, "
-                f"makes {expected}",
-            )
-        measured = self.known(choice) if limit else choice
-        if measured is None:
+        rules = self._state.rules
+        if not rules.update.is_measured:
+            self._check(choice, ClockChoice(choice.clock, choice.workers))
+            return True
+        if self.known(choice) is None:
             return False
-        if choice.sum_of_squares < measured.sum_of_squares:
+        key = self._state.measure_key
+        if len(choice.parts) != rules.shard_count:
             raise Refusal(
                 ErrorReason.MALFORMED_MESSAGE,
-                f"a commit of clock {choice.clock} says that the gradient's norm is "
-                f"{norm}: the part on this shard alone has "
-                f"{norm_of(measured.sum_of_squares)}",
+                f"a commit of clock {choice.clock} brings what {len(choice.parts)} "
+                f"shards have measured, the job has {rules.shard_count}",
             )
+        for index, part in enumerate(choice.parts):
+            is_proven = hmac.compare_digest(part.proof, proof_of(key, index, part))
+            if not is_proven or part[:2] != choice[:2]:
+                raise Refusal(
+                    ErrorReason.MALFORMED_MESSAGE,
+                    f"a commit of clock {choice.clock} brings what shard {index} has "
+                    "not measured of it",
+                )
+        self._check(choice, rules.update.decided(choice.parts))
         return True
+
+    @staticmethod
+    def _check(choice: ClockChoice, expected: ClockChoice) -> None:
+        if choice.decision != expected.decision:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"a commit of clock {choice.clock} says {_decision(choice)}: what the "
+                f"shards have measured makes {_decision(expected)}",
+            )
+
+
+def _decision(choice: ClockChoice) -> str:
+    norm = norm_of(choice.sum_of_squares)
+    text = f"gradient scale {choice.gradient_scale} of norm {norm}"
+    if not choice.factors:
+        return text
+    return f"{text}, factors {choice.factors} without {choice.left_out}"
 
 
 def check_repeated(known: ClockChoice | None, choice: ClockChoice) -> None:
-    """Refuses another scale for what is committed already.
+    """Refuses another decision for what is committed already.
 
-    Drivers have the same sums from the same shards, so that none is honest.
+    Drivers have the same measures from the same shards, so that none is honest.
 
     Raises:
         Refusal: `MALFORMED_MESSAGE`; no state changed.
     """
     if known is None or known[:2] != choice[:2]:
         return
-    if choice.is_scaled and known.gradient_scale != choice.gradient_scale:
+    if choice.is_scaled and known[3:6] != choice[3:6]:
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
-            f"a commit of clock {choice.clock} says gradient scale "
-            f"{choice.gradient_scale}: it is committed with {known.gradient_scale}",
+            f"a commit of clock {choice.clock} says {_decision(choice)}: it is "
+            f"committed with {_decision(known)}",
         )
 
 
@@ -344,17 +400,26 @@ def _order(
     choice: ClockChoice,
     contributors: tuple[Member, ...],
     chosen: dict[WorkerKey, PushEntry],
+    rules: UpdateRules,
 ) -> MeasureClock:
-    chosen = of_kind(chosen, kind_of_mixed(contributors, chosen))
+    by_majority = rules.aggregation.is_robust
+    kind = kind_of_mixed(contributors, chosen, by_majority=by_majority)
+    chosen = of_kind(chosen, kind)
     trailers = trailers_of(chosen)
     members = tuple(member for member in contributors if member.worker in chosen)
-    source = trailers[source_of(members, trailers)]
+    source = trailers[source_of(members, trailers, by_majority=by_majority)]
+    is_weighted = rules.aggregation.rule.is_weighted
     indexes = {index for entry in chosen.values() for index in entry.staged}
-    parts = ((index, contributions_to(index, chosen)) for index in sorted(indexes))
+    parts = (
+        (index, contributions_to(index, chosen, is_weighted=is_weighted))
+        for index in sorted(indexes)
+    )
     return MeasureClock(
         choice=choice,
         chunks=tuple(part for part in parts if part[1]),
-        total_weight=sum(trailer.weight for trailer in trailers.values()),
+        total_weight=total_weight_of(chosen, is_weighted=is_weighted),
         optimizer=source.optimizer,
         spec_digest=source.spec_digest,
+        measures_each=rules.measures_each,
+        measures_pairs=rules.measures_pairs,
     )

@@ -16,7 +16,7 @@ from psserver.shard.core.clock_commits import ClockCommits
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import ContributionAwaited
 from psserver.shard.core.open_clock import OpenClock
-from psserver.shard.core.push import PushId
+from psserver.shard.core.push import PushId, Trailer
 from psserver.shard.core.shard_state import ShardState
 from pswire.clipping import norm_of
 from pswire.membership import Member, MixedClock, Record, WorkerKey
@@ -51,10 +51,12 @@ class ClockProgress:
     def counted_pushes_of(self, clock: int) -> tuple[PushId, ...]:
         """The pushes that a clock consists of, in the order of worker ids."""
         choice = self.commits.committed(clock)
+        bad = self._bad_workers(clock, self.entries(clock))
         return tuple(
             push
             for push in self.pushes_of(clock)
-            if choice is None or push.worker in choice.workers
+            if (choice is None or push.worker in choice.workers)
+            and push.worker not in bad
         )
 
     def pushes_of(self, clock: int) -> tuple[PushId, ...]:
@@ -170,12 +172,7 @@ class ClockProgress:
         choice = self.commits.settle(number, contributors, entries)
         if choice is None or not self._state.fence.admits_clock(number):
             return False
-        chosen = self._counting(number, {w: entries[w] for w in choice.workers})
-        if not all(trailer.finite for trailer in trailers_of(chosen).values()):
-            self._settle(number, chosen)
-            self._complete(number, Outcome.SKIPPED)
-            return True
-        return self._apply(number, chosen)
+        return self._close(number, {w: entries[w] for w in choice.workers})
 
     # Inside
 
@@ -200,11 +197,18 @@ class ClockProgress:
             and self.commits.settle(number, contributors, entries) is None
         ):
             return False
+        return self._close(number, entries)
+
+    def _close(self, number: int, entries: dict[WorkerKey, PushEntry]) -> bool:
+        """Applies or skips a clock of these pushes; whether it is complete now."""
+        is_bad = bool(self._bad_workers(number, entries))
+        is_bad &= self._state.rules.update.skips_bad
         entries = self._counting(number, entries)
-        trailers = trailers_of(entries)
-        is_finite = all(trailer.finite for trailer in trailers.values())
-        is_skipped = number in self._forced_skips or not is_finite
-        # Nobody is left of the kind that the clock was begun with: it ends as it is.
+        # With backup workers whose verdicts count is not known before the choice.
+        is_forced = number in self._forced_skips and not self._state.rules.has_backups
+        is_skipped = is_forced or is_bad
+        # Nobody is left of the kind that the clock was begun with, or whose gradient
+        # counts: it ends as it is.
         if is_skipped or not entries:
             if entries:
                 self._settle(number, entries)
@@ -223,7 +227,7 @@ class ClockProgress:
             self.open.is_settled = True
         if not self.open.is_armed:
             trailers = trailers_of(entries)
-            used = source_of(self._members_of(number, entries), trailers)
+            used = self._source_of(self._members_of(number, entries), trailers)
             self.open.arm(entries, self._state.chunk_indexes, trailers[used])
             self._state.effects += self._state.comparison.differences(
                 number, used, trailers
@@ -238,10 +242,16 @@ class ClockProgress:
         """Takes the settings of a clock from the longest contributor."""
         trailers = trailers_of(entries)
         members = self._members_of(number, entries)
-        source = source_of(members, trailers)
+        source = self._source_of(members, trailers)
         (member,) = (each for each in members if each.worker == source)
         push = PushId(source, member.sequence_of(number))
         self._state.settle(push, trailers[source])
+
+    def _source_of(
+        self, members: tuple[Member, ...], trailers: dict[WorkerKey, Trailer]
+    ) -> WorkerKey:
+        by_majority = self._state.rules.update.aggregation.is_robust
+        return source_of(members, trailers, by_majority=by_majority)
 
     def _members_of(
         self, clock: int, entries: dict[WorkerKey, PushEntry]
@@ -264,14 +274,35 @@ class ClockProgress:
     def _counting(
         self, clock: int, entries: dict[WorkerKey, PushEntry]
     ) -> dict[WorkerKey, PushEntry]:
-        return of_kind(entries, self._kind_of(clock, entries))
+        counted = of_kind(entries, self._kind_of(clock, entries))
+        if self._state.rules.update.skips_bad:
+            return counted
+        bad = self._bad_workers(clock, entries)
+        return {w: entry for w, entry in counted.items() if w not in bad}
+
+    def _bad_workers(
+        self, clock: int, entries: dict[WorkerKey, PushEntry]
+    ) -> Collection[WorkerKey]:
+        """Contributors whose gradients are not finite or too large.
+
+        Where each is measured the commit says so, on every shard alike: what a worker
+        says of its own may be another thing on each.
+        """
+        choice = self.commits.committed(clock)
+        if choice is not None and choice.factors:
+            return choice.bad_workers()
+        return [w for w, trailer in trailers_of(entries).items() if not trailer.finite]
 
     def _kind_of(self, clock: int, entries: dict[WorkerKey, PushEntry]) -> bool | None:
         """Whether a clock publishes; None where all its contributors do the same."""
         known = self._mixed.get(clock)
         if known is not None:
             return known
-        return kind_of_mixed(self._clocks.contributors(clock), entries)
+        return kind_of_mixed(
+            self._clocks.contributors(clock),
+            entries,
+            by_majority=self._state.rules.update.aggregation.is_robust,
+        )
 
     def _ask_idle(
         self,
@@ -316,7 +347,8 @@ class ClockProgress:
             ready,
             entries,
             source=clock.source,
-            gradient_scale=1.0 if choice is None else choice.gradient_scale,
+            choice=choice,
+            is_weighted=self._state.rules.update.aggregation.rule.is_weighted,
         )
 
     def _waits_for_batch(
@@ -335,12 +367,9 @@ class ClockProgress:
         pushes = self.pushes_of(clock)
         entries = self._committed_entries(clock)
         kind = self._kind_of(clock, entries)
-        counted = of_kind(entries, kind)
-        nonfinite = tuple(
-            worker.worker_id
-            for worker, trailer in trailers_of(counted).items()
-            if not trailer.finite
-        )
+        counted = self._counting(clock, entries)
+        bad = self._bad_workers(clock, entries)
+        nonfinite = tuple(w.worker_id for w in of_kind(entries, kind) if w in bad)
         # Workers that come from a mode without clocks have values of different age.
         is_new = clock == self._clocks.first_clock
         self._clocks.complete(clock)
@@ -368,7 +397,8 @@ class ClockProgress:
         """Keeps what the clock that was just completed measured, for the answer."""
         choice = self.commits.committed(self._clocks.applied_clock)
         entry = self._state.entry_of(push)
-        is_known = choice is not None and self._state.rules.is_clipped
+        rules = self._state.rules.update
+        is_known = choice is not None and rules.clip_grad_norm > 0
         if is_known and entry is not None and outcome is Outcome.APPLIED:
             assert choice is not None
             entry.grad_norm = norm_of(choice.sum_of_squares)

@@ -35,6 +35,7 @@ class StagedContribution:
     """One worker's part of a chunk; `payload` is whatever the owner staged.
 
     Attributes:
+        factor: What its gradient is multiplied by.
         value_entries: Tensors of which it has values and no gradient.
         is_source: Whether its values count where others have sent different ones.
     """
@@ -44,6 +45,7 @@ class StagedContribution:
     presence: tuple[bool, ...]
     payload: object
     loss_scale: float = 1.0
+    factor: float = 1.0
     value_entries: frozenset[int] = frozenset()
     is_source: bool = False
 
@@ -81,7 +83,9 @@ class ApplyChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureClock:
-    """Sum up the squares of a clock's mean gradient, then call `clock_measured`.
+    """Measure a clock's gradients, then call `clock_measured`.
+
+    By the sum of the squares of what they become, or by the products of each.
 
     Attributes:
         choice: The clock and whose pushes it consists of.
@@ -90,6 +94,8 @@ class MeasureClock:
         total_weight: Weight of all contributors, also those absent here.
         optimizer: Optimizer that will be run.
         spec_digest: Declaration of it that will be, as in `ApplyChunk`.
+        measures_each: Whether products are wanted, of each gradient with itself.
+        measures_pairs: Whether also of each with those after it.
     """
 
     choice: ClockChoice
@@ -97,6 +103,8 @@ class MeasureClock:
     total_weight: float
     optimizer: str
     spec_digest: str = ""
+    measures_each: bool = False
+    measures_pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ from psserver.shard.core.effects import (
 from psserver.shard.core.push import PushId, Trailer
 from psserver.shard.core.shard_state import ShardState
 from psserver.shard.core.staleness_counter import StalenessCounter
-from pswire.clipping import gradient_scale
 from pswire.membership import ClockChoice, Member, WorkerKey, longest_of
 from pswire.outcome import Outcome
 
@@ -285,10 +284,12 @@ class PushProgress:
             push, entry
         ):
             return False
-        if not trailer.finite or trailer.weight == 0:
+        is_skipped = not trailer.finite or self._state.rules.update.is_bad_alone(
+            trailer.gradient_norm
+        )
+        if is_skipped or trailer.weight == 0:
             if trailer.loads_state:
                 self._settings(push, trailer)
-            is_skipped = not trailer.finite
             nonfinite = (push.worker.worker_id,) if is_skipped else ()
             outcome = Outcome.SKIPPED if is_skipped else Outcome.APPLIED
             self._finish(push, DonePush(outcome, 0, nonfinite))
@@ -303,7 +304,7 @@ class PushProgress:
             self._updates.enqueue(chunk_index, push)
         if known.remaining:
             return False
-        if self._state.rules.is_clipped:
+        if self._state.rules.update.clip_grad_norm:
             entry.grad_norm = trailer.gradient_norm
         staleness = self.staleness.of_next(push.worker)
         self.staleness.count(staleness)
@@ -391,8 +392,8 @@ class PushProgress:
                 average=BufferAverage(
                     entry.trailer.averaged_buffers, max(1, len(self._clocks.members))
                 ),
-                gradient_scale=gradient_scale(
-                    entry.trailer.gradient_norm, self._state.rules.clip_grad_norm
+                gradient_scale=self._state.rules.update.scale_alone(
+                    entry.trailer.gradient_norm
                 ),
             )
         )

@@ -199,9 +199,15 @@ class ShardCore:
         """The owner has applied a chunk; its values and this change are one."""
         self._progress.chunk_applied(chunk_index, torn_worker_ids)
 
-    def clock_measured(self, choice: ClockChoice, sum_of_squares: float) -> None:
+    def clock_measured(
+        self,
+        choice: ClockChoice,
+        sum_of_squares: float,
+        products: tuple[float, ...] = (),
+    ) -> None:
         """The owner has measured a clock; others may contribute to it by now."""
-        self._progress.clocks.commits.measure.note(choice, sum_of_squares)
+        measure = self._progress.clocks.commits.measure
+        measure.note(choice, sum_of_squares, products)
         self._progress.pump()
 
     # Two-phase steps

@@ -1,6 +1,6 @@
 """What both ways of applying pushes share: members, pushes, fences, answers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from psserver.shard.core.apply_orders import HyperparameterComparison
 from psserver.shard.core.clock_table import ClockTable
@@ -16,6 +16,7 @@ from psserver.shard.core.effects import (
 from psserver.shard.core.member_on_shard import MemberOnShard, MembersOnShard
 from psserver.shard.core.push import PushId, Reply, Trailer
 from psserver.shard.core.shard_fence import ShardFence
+from pswire.aggregation import UpdateRules
 from pswire.membership import ClockChoice, Member, StepAtomicity, WorkerKey
 from pswire.outcome import Outcome
 
@@ -34,24 +35,23 @@ class ShardRules:
         backup_worker_count: In BSP, workers that a clock need not wait for. Needs
             two-phase steps.
         is_first: Whether this is shard 0, which chooses with backup workers.
-        clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping. That of
-            a clock of BSP is known only when all of it is there, on every shard.
+        shard_index: Which shard this is.
+        shard_count: Shards of the job.
+        update: How pushes become updates. What a clock of BSP measures is known only
+            when all of it is there, on every shard.
     """
 
     step_atomicity: StepAtomicity = StepAtomicity.CHUNK
     backup_worker_count: int = 0
     is_first: bool = False
-    clip_grad_norm: float = 0.0
-
-    @property
-    def is_clipped(self) -> bool:
-        """Whether gradients are clipped by their global norm."""
-        return self.clip_grad_norm > 0
+    shard_index: int = 0
+    shard_count: int = 1
+    update: UpdateRules = field(default_factory=UpdateRules)
 
     @property
     def has_two_phase_clocks(self) -> bool:
         """Whether nothing of a clock of BSP is applied before a commit."""
-        return self.is_clipped or self.has_two_phase_pushes
+        return self.update.is_measured or self.has_two_phase_pushes
 
     @property
     def has_two_phase_pushes(self) -> bool:
@@ -79,6 +79,7 @@ class ShardState:
         paces: By optimizer, of each scheduler how many pushes in a row had one step
             between them and the one before.
         committed: With two-phase steps, the newest clock or push that was committed.
+        measure_key: Key by which shards prove what they have measured.
         torn_step_count: Steps of evicted workers of which a part was applied.
         torn_chunk_count: Chunks that contradicted their worker's verdict.
     """
@@ -95,6 +96,7 @@ class ShardState:
         self.paces: dict[str, tuple[int, ...]] = {}
         self._resumed: set[str] = set()
         self.committed: ClockChoice | None = None
+        self.measure_key = b""
         self.torn_step_count = 0
         self.torn_chunk_count = 0
 

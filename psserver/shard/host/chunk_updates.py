@@ -17,7 +17,7 @@ from psserver.shard.tensors.contribution import (
     byte_count_of,
 )
 from pswire import failpoints
-from pswire.clipping import sum_of_parts
+from pswire.aggregation import sum_or_nan
 from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.schema import ElementType
 
@@ -208,6 +208,7 @@ def _contribution(part: StagedContribution) -> Contribution:
         presence=part.presence,
         data=payload.data,
         loss_scale=part.loss_scale,
+        factor=part.factor,
         rows=payload.rows,
         element_type=element_type,
         value_entries=part.value_entries,
@@ -215,11 +216,11 @@ def _contribution(part: StagedContribution) -> Contribution:
     )
 
 
-class ClockNorms:
+class ClockMeasures:
     """Carries out `MeasureClock`.
 
-    The mean is worked out here and once more when it is applied: keeping it in between
-    would cost a second gradient of memory.
+    The aggregate is worked out here and once more when it is applied: keeping it in
+    between would cost a second gradient of memory.
 
     Args:
         arithmetic: Where the work is done, each chunk by itself.
@@ -238,26 +239,49 @@ class ClockNorms:
             effect: The order.
             failed: Called with a chunk's index and the error of a thread.
         """
-        sums: dict[int, float] = {}
+        measures: dict[int, tuple[float, ...]] = {}
+        workers = [each.worker_id for each in effect.choice.workers]
 
-        def note(chunk_index: int, part: float) -> None:
-            sums[chunk_index] = part
-            if len(sums) == len(effect.chunks):
+        def note(chunk_index: int, part: tuple[float, ...]) -> None:
+            measures[chunk_index] = part
+            if len(measures) == len(effect.chunks):
                 report()
 
         def report() -> None:
-            model.core.clock_measured(effect.choice, sum_of_parts(sums.values()))
+            sums = tuple(map(sum_or_nan, zip(*measures.values(), strict=True)))
+            if effect.measures_each:
+                rules = model.core.state.rules.update
+                none = (0.0,) * rules.product_count(len(workers))
+                model.core.clock_measured(effect.choice, 0.0, sums or none)
+            else:
+                model.core.clock_measured(effect.choice, sums[0] if sums else 0.0)
             self._pump()
+
+        def measure(
+            chunk_index: int, parts: Sequence[StagedContribution]
+        ) -> tuple[float, ...]:
+            contributions = with_bytes(parts)
+            if effect.measures_each:
+                return model.engine.products(
+                    chunk_index,
+                    contributions,
+                    workers,
+                    optimizer=effect.optimizer,
+                    spec_digest=effect.spec_digest,
+                    has_pairs=effect.measures_pairs,
+                )
+            square = model.engine.sum_of_squares(
+                chunk_index,
+                contributions=contributions,
+                total_weight=effect.total_weight,
+                optimizer=effect.optimizer,
+                spec_digest=effect.spec_digest,
+            )
+            return (square,)
 
         def begin(chunk_index: int, parts: Sequence[StagedContribution]) -> None:
             self._arithmetic.run(
-                lambda: model.engine.sum_of_squares(
-                    chunk_index,
-                    contributions=with_bytes(parts),
-                    total_weight=effect.total_weight,
-                    optimizer=effect.optimizer,
-                    spec_digest=effect.spec_digest,
-                ),
+                lambda: measure(chunk_index, parts),
                 byte_count(parts),
                 then=lambda part: note(chunk_index, part),
                 failed=lambda error: failed(chunk_index, error),

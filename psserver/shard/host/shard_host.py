@@ -38,7 +38,7 @@ from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.arithmetic import Arithmetic
 from psserver.shard.host.checkpoint_loading import CheckpointLoading
 from psserver.shard.host.checkpoint_parts import CheckpointParts
-from psserver.shard.host.chunk_updates import ChunkUpdates, ClockNorms
+from psserver.shard.host.chunk_updates import ChunkUpdates, ClockMeasures
 from psserver.shard.host.cut_images import CutImages
 from psserver.shard.host.history import ShardHistory
 from psserver.shard.host.hosted_members import HostedMembers
@@ -128,7 +128,7 @@ class ShardHost:
         )
         self._loading = CheckpointLoading(self.pump)
         self._updates = ChunkUpdates(self._arithmetic, self.members, self.pump)
-        self._norms = ClockNorms(self._arithmetic, self.pump)
+        self._measures = ClockMeasures(self._arithmetic, self.pump)
         self._is_pumping = False
 
     def close(self) -> None:
@@ -459,7 +459,7 @@ class ShardHost:
             case ApplyChunk():
                 self._updates.begin(model, effect, self._fail_update, self.history)
             case MeasureClock():
-                self._norms.begin(model, effect, self._fail_update)
+                self._measures.begin(model, effect, self._fail_update)
             case LoadState():
                 self._load_state(model, effect)
             case PushDone():

@@ -52,7 +52,9 @@ def shard_rules(
         step_atomicity=settings.step_atomicity,
         backup_worker_count=settings.backup_worker_count,
         is_first=shard_index == 0,
-        clip_grad_norm=clip_grad_norm,
+        shard_index=shard_index,
+        shard_count=settings.shard_count,
+        update=settings.update_rules(clip_grad_norm),
     )
 
 
@@ -79,6 +81,7 @@ def shard_model(
         placement,
         shard_index,
         delay=delay,
+        aggregation=settings.aggregation,
         memory=memory,
     )
     return ShardModel(

@@ -28,6 +28,7 @@ from pswire.frames import (
 )
 from pswire.limits import GRADIENT_NORM_MAX, SCHEDULER_COUNT_MAX
 from pswire.membership import ClockChoice, WorkerKey
+from pswire.membership_codec import read_choice
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
 from pswire.v1 import membership_pb2, push_pb2
@@ -210,12 +211,14 @@ def worker_choice(choice: membership_pb2.ClockChoice) -> ClockChoice:
             ErrorReason.MALFORMED_MESSAGE,
             f"gradient scale {choice.gradient_scale} is not in 0 to 1",
         )
-    return ClockChoice(
-        checked_clock(choice.clock),
-        workers,
-        choice.sum_of_squares,
-        choice.gradient_scale,
-    )
+    read = read_choice(choice)
+    if len(read.factors) not in (0, len(workers)):
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"{len(read.factors)} factors of {len(workers)} contributors",
+        )
+    checked_clock(choice.clock)
+    return read._replace(workers=workers, weights=(), products=(), proof=b"")
 
 
 def check_held(host: ShardHost, digest_count: int, chunk_count: int) -> None:

@@ -80,19 +80,19 @@ def finite_mean(
     none, `None`. When the mean is not finite though each contribution is, all of them
     are left out.
     """
-    mean = _mean(chunk, contributions, total_weight)
+    mean = mean_of(chunk, contributions, total_weight)
     # Of buffers alone there is no gradient, and maybe no floats.
     if not mean.gradient.numel() or is_finite(mean.gradient):
         return mean
     counted = [each for each in contributions if each.weight > 0]
-    verdicts = [_is_sound(chunk, each) for each in counted]
+    verdicts = [is_sound(chunk, each) for each in counted]
     sound = list(compress(counted, verdicts))
     torn = list(compress(counted, map(not_, verdicts)))
     remaining = total_weight
     if total_weight is not None:
         remaining = total_weight - math.fsum(each.weight for each in torn)
     if torn and (remaining is None or remaining > 0):
-        mean = _mean(chunk, sound, remaining)
+        mean = mean_of(chunk, sound, remaining)
         if is_finite(mean.gradient):
             return replace(mean, torn_worker_ids=tuple(each.worker_id for each in torn))
     return Mean(
@@ -102,9 +102,10 @@ def finite_mean(
     )
 
 
-def _mean(
+def mean_of(
     chunk: Chunk, contributions: Sequence[Contribution], total_weight: float | None
 ) -> Mean:
+    """The weighted mean, or for `None` the sum, of dense and sparse contributions."""
     counted = [each for each in contributions if each.weight > 0]
     if any(each.rows for each in counted):
         gradient, presence, positions = sparse_mean(chunk, counted, total_weight)
@@ -157,7 +158,8 @@ def square_sum(gradient: torch.Tensor) -> float:
     return norm * norm
 
 
-def _is_sound(chunk: Chunk, contribution: Contribution) -> bool:
+def is_sound(chunk: Chunk, contribution: Contribution) -> bool:
+    """Whether one contribution is finite, without its loss scale; see `is_finite`."""
     gradient = contribution.elements(chunk)
     if contribution.loss_scale not in (0.0, 1.0):
         gradient = gradient / contribution.loss_scale

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from psserver.shard.core.effects import BufferAverage
-from psserver.shard.tensors.aggregate import Mean, finite_mean, is_finite, square_sum
+from psserver.shard.tensors.aggregate import (
+    Mean,
+    finite_mean,
+    is_finite,
+    mean_of,
+    square_sum,
+)
 from psserver.shard.tensors.buffers import ShardBuffers
 from psserver.shard.tensors.chunk_image import ChunkImage, HeldState
 from psserver.shard.tensors.contribution import (
@@ -25,6 +31,11 @@ from psserver.shard.tensors.contribution import (
 from psserver.shard.tensors.declared_optimizers import DeclaredOptimizers
 from psserver.shard.tensors.delay_rules import DelayRules, compensated, scaled_rates
 from psserver.shard.tensors.optimizer_state import check_state
+from psserver.shard.tensors.robust_aggregate import (
+    coordinatewise,
+    products_of,
+    spread,
+)
 from psserver.shard.tensors.sent_values import SentValues
 from psserver.shard.tensors.shard_optimizers import MasterValues, ShardOptimizers
 from psserver.shard.tensors.shard_vectors import (
@@ -35,6 +46,7 @@ from psserver.shard.tensors.shard_vectors import (
 )
 from psserver.shard.tensors.sparse_mean import elements_of
 from psserver.shard.tensors.values_encoder import Messages, ValuesEncoder
+from pswire.aggregation import MEAN, Aggregation
 from pswire.job_terms import JobTerms
 from pswire.optimizer_states import ChunkState, StateKey
 from pswire.placement import Chunk, Placement
@@ -88,6 +100,7 @@ class ApplyEngine:
         shard_index: int,
         *,
         delay: DelayRules | None = None,
+        aggregation: Aggregation = MEAN,
         memory: VectorMemory = private_memory,
     ) -> None:
         """Starts with zeros, to be seeded.
@@ -97,6 +110,7 @@ class ApplyEngine:
             placement: How its tensors are cut.
             shard_index: Which shard this is.
             delay: What is done about the delay of pushes; None for nothing.
+            aggregation: What the gradients of a clock become.
             memory: Makes the memory of the values.
 
         Raises:
@@ -107,6 +121,7 @@ class ApplyEngine:
         self._row_lengths = [entry.row_length for entry in terms.schema.entries]
         self.declared = DeclaredOptimizers(terms.schema, terms.optimizers)
         self._delay = delay or DelayRules()
+        self._aggregation = aggregation
         self._locks = {chunk.index: threading.Lock() for chunk in self._chunks}
         self._seed: _Seed | None = None
         vectors = ShardVectors(placement, shard_index, memory)
@@ -184,6 +199,7 @@ class ApplyEngine:
             row_lengths=self._row_lengths,
             membership=membership,
             specs=self.declared.all_of(optimizer),
+            aggregation=self._aggregation,
         )
         for piece, each in zip(chunk.slices, rows, strict=False):
             if each is not None:
@@ -226,7 +242,7 @@ class ApplyEngine:
         gradient_scale: float = 1.0,
         spec_digest: str = "",
     ) -> AppliedChunk:
-        """Updates a chunk by the weighted mean of its contributions, or their sum.
+        """Updates a chunk by the aggregate of its contributions, or their sum.
 
         Args:
             chunk_index: A chunk of this shard.
@@ -248,7 +264,7 @@ class ApplyEngine:
         gradients, with_values = self._buffers.part(chunk, contributions)
         divisor = None if spec.loss_is_sum else total_weight
         mean = self._optimizers.within(
-            spec, chunk, finite_mean(chunk, gradients, divisor)
+            spec, chunk, self._aggregate(chunk, gradients, divisor)
         )
         presence = mean.presence
         if not (any(presence) or with_values):
@@ -269,7 +285,13 @@ class ApplyEngine:
                 self._masters.publish(chunk, mean.presence)
             if with_values:
                 view = self.vectors.view(chunk_index)
-                taken = self._buffers.take(chunk, view, with_values, average)
+                taken = self._buffers.take(
+                    chunk,
+                    view,
+                    with_values,
+                    average,
+                    is_robust=self._aggregation.is_robust,
+                )
                 self._masters.take(chunk, taken)
                 presence = _union(presence, taken)
         return AppliedChunk(presence, mean.torn_worker_ids)
@@ -283,7 +305,7 @@ class ApplyEngine:
         total_weight: float,
         spec_digest: str = "",
     ) -> float:
-        """Of the mean gradient that `apply` would apply, in float64.
+        """Of the aggregate that `apply` would apply, in float64.
 
         Buffers are left out, and nothing changes. Arguments are those of `apply`.
         """
@@ -291,8 +313,46 @@ class ApplyEngine:
         chunk = self.vectors.chunk(chunk_index)
         gradients, _ = self._buffers.part(chunk, contributions)
         divisor = None if spec.loss_is_sum else total_weight
-        mean = finite_mean(chunk, gradients, divisor)
+        mean = self._aggregate(chunk, gradients, divisor)
         return square_sum(self._optimizers.within(spec, chunk, mean).gradient)
+
+    def products(
+        self,
+        chunk_index: int,
+        contributions: Sequence[Contribution],
+        worker_ids: Sequence[str],
+        *,
+        optimizer: str,
+        has_pairs: bool,
+        spec_digest: str = "",
+    ) -> tuple[float, ...]:
+        """Inner products of the gradients of some workers, in a chunk, in float64.
+
+        Args:
+            chunk_index: The chunk.
+            contributions: Of those that have sent it.
+            worker_ids: All of them, in the order of the products.
+            optimizer: As for `apply`.
+            has_pairs: Whether also of each with those after it.
+            spec_digest: As for `apply`.
+        """
+        spec = self.declared.spec(optimizer, spec_digest)
+        chunk = self.vectors.chunk(chunk_index)
+        gradients, _ = self._buffers.part(chunk, contributions)
+        rows = {}
+        for each in gradients:
+            one = self._optimizers.within(spec, chunk, mean_of(chunk, [each], None))
+            row = torch.zeros(chunk.element_count, dtype=one.gradient.dtype)
+            rows[each.worker_id] = spread(chunk, one, row)
+        sums = products_of([*rows.values()], has_pairs=has_pairs) if rows else []
+        places = {worker_id: place for place, worker_id in enumerate(rows)}
+        return tuple(
+            sums[places[one]][places[other]]
+            if one in places and other in places
+            else 0.0
+            for start, one in enumerate(worker_ids)
+            for other in (worker_ids[start:] if has_pairs else (one,))
+        )
 
     def encode(
         self,
@@ -475,6 +535,14 @@ class ApplyEngine:
     def run_count(self, optimizer: str, chunk_index: int) -> int:
         """Runs of a chunk: what an update of it costs beside its bytes."""
         return self._optimizers.held(optimizer, chunk_index).run_count
+
+    def _aggregate(
+        self, chunk: Chunk, gradients: Sequence[Contribution], divisor: float | None
+    ) -> Mean:
+        if self._aggregation.rule.is_coordinatewise:
+            assert divisor is not None, "such a job adds no gradients up"
+            return coordinatewise(self._aggregation, chunk, gradients, divisor)
+        return finite_mean(chunk, gradients, divisor)
 
     def _install(self, seed: _Seed, *, is_seeded: bool) -> None:
         self.vectors = seed.vectors

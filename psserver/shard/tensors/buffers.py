@@ -24,6 +24,7 @@ import torch
 
 from psserver.shard.core.effects import BufferAverage
 from psserver.shard.tensors.contribution import Contribution
+from psserver.shard.tensors.robust_aggregate import median_of
 from pswire.placement import Chunk
 from pswire.schema import EntryKind, ModelSchema
 
@@ -101,6 +102,8 @@ class ShardBuffers:
         values: torch.Tensor,
         contributions: Sequence[Contribution],
         average: BufferAverage | None,
+        *,
+        is_robust: bool = False,
     ) -> Presence:
         """Replaces buffers, and other values, by what was pushed.
 
@@ -109,6 +112,8 @@ class ShardBuffers:
             values: Elements of the chunk, 1-D, written to.
             contributions: Those with values, as `part` returns them.
             average: For a push that is taken by itself; None for a clock.
+            is_robust: Whether buffers become the median of each element and not the
+                mean.
 
         Returns:
             The slices that were replaced.
@@ -124,7 +129,7 @@ class ShardBuffers:
                 new = old.double().lerp(run.parts[0].double(), 1 / run.member_count)
                 old.copy_(new)
             else:
-                old.copy_(_mean(run.parts, run.weights, old))
+                old.copy_(_mean(run.parts, run.weights, old, is_robust=is_robust))
         held.changed = _union(held.changed, tuple(taken))
         return tuple(taken)
 
@@ -217,9 +222,13 @@ def _member_count(chunk: Chunk, position: int, average: BufferAverage | None) ->
 
 
 def _mean(
-    parts: Sequence[torch.Tensor], weights: Sequence[float], old: torch.Tensor
+    parts: Sequence[torch.Tensor],
+    weights: Sequence[float],
+    old: torch.Tensor,
+    *,
+    is_robust: bool,
 ) -> torch.Tensor:
-    """The weighted mean of buffers; where all agree, their value.
+    """The weighted mean of buffers, or their median; where all agree, their value.
 
     In float64, and rounded once: integers to the nearest, between two to the even one.
     Of booleans the majority, and as it was when there is none.
@@ -234,6 +243,11 @@ def _mean(
         )
         assert isinstance(votes, torch.Tensor)
         return torch.where(votes == 0, old, votes > 0)
+    if is_robust:
+        median = median_of(parts)
+        if not first.is_floating_point():
+            median.round_()
+        return median.to(first.dtype)
     total = sum(weights)
     mean = torch.zeros(first.numel(), dtype=torch.float64)
     agreed = torch.ones(first.numel(), dtype=torch.bool)

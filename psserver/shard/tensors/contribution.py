@@ -7,6 +7,7 @@ from typing import NoReturn
 import torch
 
 from psserver.shard.tensors.compressed_gradients import CompressedPayload
+from pswire.aggregation import MEAN, Aggregation
 from pswire.optimizers import SUPPORTED, SparseGradients
 from pswire.placement import Chunk
 from pswire.reasons import ErrorReason, Refusal
@@ -64,6 +65,7 @@ class Contribution:
         data: Elements of the present slices, in schema order; of a sparse slice those
             of its rows.
         loss_scale: Factor the gradient still carries; 0 and 1 mean none.
+        factor: What the gradient is multiplied by.
         rows: Rows of the sparse slices.
         element_type: Type that `data` is in where it is not the chunk's.
         value_entries: Tensors of which it has values and no gradient.
@@ -75,6 +77,7 @@ class Contribution:
     presence: tuple[bool, ...]
     data: memoryview
     loss_scale: float = 1.0
+    factor: float = 1.0
     rows: ChunkRows = ()
     element_type: ElementType | None = None
     value_entries: frozenset[int] = frozenset()
@@ -94,7 +97,7 @@ class Contribution:
     def share(self, total_weight: float | None) -> float:
         """Factor that its elements go into a mean with, or, for `None`, into a sum."""
         part = 1.0 if total_weight is None else self.weight / total_weight
-        return part / (self.loss_scale or 1.0)
+        return part * self.factor / (self.loss_scale or 1.0)
 
     def element_counts(self, chunk: Chunk) -> list[int]:
         """Elements that `data` has of each slice; 0 of one that is absent."""
@@ -147,6 +150,7 @@ def read_rows(
     row_lengths: Sequence[int],
     membership: Sequence[bool],
     specs: Collection[OptimizerSpec],
+    aggregation: Aggregation = MEAN,
 ) -> ChunkRows:
     """Reads which rows a received chunk holds.
 
@@ -157,6 +161,7 @@ def read_rows(
         row_lengths: Elements of a row of each tensor of the schema.
         membership: Which slices the optimizer has; others that came are buffers.
         specs: All declarations of the optimizer: the trailer says which one it is by.
+        aggregation: What the gradients of a clock become.
 
     Raises:
         Refusal: `CHUNK_INVALID` or `MALFORMED_MESSAGE`; nothing is kept.
@@ -176,6 +181,14 @@ def read_rows(
             _refuse(chunk, spec, "is of a buffer, whose values come whole")
         if is_sparse and takes == {SparseGradients.REFUSED}:
             _refuse(chunk, spec, "is sparse, and it takes dense gradients only")
+        if is_sparse and aggregation.rule.is_coordinatewise:
+            _refuse(
+                chunk,
+                spec,
+                f"is sparse, and the job has --aggregation {aggregation}: a row that "
+                "most workers lack would never change; use dense gradients or another "
+                "rule",
+            )
         if is_member and not is_sparse and takes == {SparseGradients.REQUIRED}:
             _refuse(chunk, spec, "is dense, and it takes sparse gradients only")
     return rows

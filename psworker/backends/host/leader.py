@@ -260,7 +260,9 @@ class HostLeader:
     def _model_of(self, session: Session) -> HostModel:
         if self._model is None:
             self._model = HostModel.of(self._given, self._memory, session.settings)
-            session.core.clip_grad_norm = self._given.clip_grad_norm
+            session.core.update = session.settings.update_rules(
+                self._given.clip_grad_norm
+            )
         return self._model
 
     def _made_pushes(self, joined: Joined) -> GroupPushes:

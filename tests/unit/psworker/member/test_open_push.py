@@ -2,6 +2,7 @@
 
 import pytest
 
+from pswire.aggregation import UpdateRules
 from pswire.membership import ClockChoice, WorkerKey
 from pswire.reasons import ErrorReason
 from psworker.member.open_push import Ask, Choose, Commit, OpenPush, Send
@@ -15,7 +16,8 @@ ALONE = ClockChoice(5, (ME,))
 
 def opened(clip_grad_norm: float = 0.0) -> OpenPush:
     """Push 3 to two shards: chunks 0 and 1 to the first, none to the other."""
-    return OpenPush(ME, 3, [(0, 1), ()], clip_grad_norm=clip_grad_norm)
+    update = UpdateRules(clip_grad_norm=clip_grad_norm)
+    return OpenPush(ME, 3, [(0, 1), ()], update=update)
 
 
 def test_a_push_is_sent_at_once() -> None:
@@ -106,12 +108,15 @@ def test_with_backup_workers_shard_0_chooses_and_the_chosen_commit() -> None:
 
 def test_the_scale_follows_from_what_all_shards_have_measured() -> None:
     push = opened(clip_grad_norm=1.5)
-    push.staged(1, BOTH._replace(sum_of_squares=8.0))
+    parts = tuple(BOTH._replace(sum_of_squares=each) for each in (1.0, 8.0))
+    push.staged(1, parts[1])
 
-    step = push.staged(0, BOTH._replace(sum_of_squares=1.0))
+    step = push.staged(0, parts[0])
 
     scale = 1.5 / (3.0 + 1e-6)
-    assert step == Commit(BOTH._replace(sum_of_squares=9.0, gradient_scale=scale))
+    assert step == Commit(
+        BOTH._replace(sum_of_squares=9.0, gradient_scale=scale, parts=parts)
+    )
 
 
 def test_what_is_measured_anew_replaces_what_was_said() -> None:
@@ -119,7 +124,10 @@ def test_what_is_measured_anew_replaces_what_was_said() -> None:
     for shard_index in (0, 1):
         push.staged(shard_index, BOTH._replace(sum_of_squares=8.0))
 
-    push.staged(0, ALONE._replace(sum_of_squares=2.0))
-    step = push.staged(1, ALONE._replace(sum_of_squares=2.0))
+    part = ALONE._replace(sum_of_squares=2.0)
+    push.staged(0, part)
+    step = push.staged(1, part)
 
-    assert step == Commit(ALONE._replace(sum_of_squares=4.0, gradient_scale=1.0))
+    assert step == Commit(
+        ALONE._replace(sum_of_squares=4.0, gradient_scale=1.0, parts=(part, part))
+    )

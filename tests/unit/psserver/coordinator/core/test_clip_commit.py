@@ -8,6 +8,7 @@ import pytest
 from psserver.coordinator.core.clip_commit import measured_commit, orphaned_clock
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
+from pswire.aggregation import UpdateRules
 from pswire.clipping import gradient_scale
 from pswire.membership import (
     ClockChoice,
@@ -25,6 +26,8 @@ from tests.doubles.core_values import (
     record,
 )
 from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore
+
+CLIP = UpdateRules(clip_grad_norm=1.5)
 
 
 def report(measured: ClockChoice | None) -> FenceReport:
@@ -48,7 +51,7 @@ def part(clock: int, *names: str, total: float = 1.0) -> ClockChoice:
 def test_the_scale_follows_from_the_parts_of_all_shards() -> None:
     reports = [report(part(3, "a", "b", total=each)) for each in (0.1, 0.2, 8.7)]
 
-    found = measured_commit(reports, 1.5)
+    found = measured_commit(reports, CLIP)
 
     total = math.fsum((0.1, 0.2, 8.7))
     scale = gradient_scale(math.sqrt(total), 1.5)
@@ -65,11 +68,11 @@ def test_the_scale_follows_from_the_parts_of_all_shards() -> None:
     ],
 )
 def test_shards_that_differ_commit_nothing(parts: list[ClockChoice | None]) -> None:
-    assert measured_commit([report(each) for each in parts], 1.5) is None
+    assert measured_commit([report(each) for each in parts], CLIP) is None
 
 
 def test_a_job_that_does_not_clip_commits_nothing_by_this() -> None:
-    assert measured_commit([report(part(3, "a"))], 0.0) is None
+    assert measured_commit([report(part(3, "a"))], UpdateRules()) is None
 
 
 # Nobody left

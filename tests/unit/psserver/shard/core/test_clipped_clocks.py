@@ -1,11 +1,13 @@
 """Clipping by the global norm on one shard: what is measured, told and committed."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from psserver.shard.core.effects import ApplyChunk, MeasureClock
 from psserver.shard.core.shard_state import ShardRules
+from pswire.aggregation import UpdateRules, proof_of
 from pswire.membership import ClockChoice, Mode, StepAtomicity
 from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
@@ -19,7 +21,7 @@ from tests.doubles.core_values import (
 )
 from tests.doubles.driven_shard import DrivenShard
 
-CLIP = ShardRules(clip_grad_norm=1.0)
+CLIP = ShardRules(shard_count=2, update=UpdateRules(clip_grad_norm=1.0))
 
 NORM_3 = 1.0 / (3.0 + 1e-6)
 """What a gradient of norm 3 is scaled by."""
@@ -46,8 +48,23 @@ def staged(*names: str, part: float = 4.0) -> DrivenShard:
     return shard
 
 
-def committed(*names: str, total: float = 9.0, scale: float = NORM_3) -> ClockChoice:
-    return choice(1, *names)._replace(sum_of_squares=total, gradient_scale=scale)
+def committed(
+    *names: str, total: float = 9.0, scale: float = NORM_3, clock: int = 1
+) -> ClockChoice:
+    """As a worker commits it, which knows what both shards have measured."""
+    own = min(total, 4.0)
+    return choice(clock, *names)._replace(
+        sum_of_squares=total,
+        gradient_scale=scale,
+        parts=tuple(
+            proven(index, choice(clock, *names)._replace(sum_of_squares=part))
+            for index, part in enumerate((own, total - own))
+        ),
+    )
+
+
+def proven(shard_index: int, part: ClockChoice) -> ClockChoice:
+    return part._replace(proof=proof_of(b"", shard_index, part))
 
 
 def told(shard: DrivenShard) -> list[tuple[str, str, float]]:
@@ -168,7 +185,8 @@ def test_a_fence_waits_for_the_measurement_and_reports_it() -> None:
     shard.core.clock_measured(choice(1, "a", "b"), 4.0)
 
     (report,) = shard.reports()
-    assert report.measured == choice(1, "a", "b")._replace(sum_of_squares=4.0)
+    part = choice(1, "a", "b")._replace(sum_of_squares=4.0)
+    assert report.measured == proven(0, part)
     assert told(shard) == []
 
 
@@ -217,8 +235,9 @@ def test_a_commit_with_another_scale_is_refused(is_applied: bool) -> None:
 
     assert caught.value.reason == ErrorReason.MALFORMED_MESSAGE
     assert caught.value.text == (
-        "a commit of clock 1 says gradient scale 0.5: it is committed with "
-        "0.33333322222225925; use the psworker of the same release"
+        "a commit of clock 1 says gradient scale 0.5 of norm 3.0: it is committed with "
+        "gradient scale 0.33333322222225925 of norm 3.0; use the psworker of the same "
+        "release"
     )
 
 
@@ -229,23 +248,61 @@ def test_a_scale_that_does_not_follow_from_its_norm_is_refused() -> None:
         shard.core.commit(key("a"), committed("a", "b", scale=1.0))
 
     assert caught.value.text == (
-        "a commit of clock 1 says gradient scale 1.0: the norm 3.0 that it names, "
-        "clipped to 1.0, makes 0.33333322222225925; use the psworker of the same "
-        "release"
+        "a commit of clock 1 says gradient scale 1.0 of norm 3.0: what the shards have "
+        "measured makes gradient scale 0.33333322222225925 of norm 3.0; use the "
+        "psworker of the same release"
     )
     assert shard.of(ApplyChunk) == []
 
 
-def test_a_norm_below_that_of_the_shards_own_part_is_refused() -> None:
-    shard = staged("a", "b", part=16.0)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sum_of_squares": 1.0},
+        {"clock": 2},
+        {"workers": (key("a"),)},
+        {"weights": (1.0, 1.0)},
+        {"products": (1.0, 1.0)},
+    ],
+)
+@pytest.mark.parametrize("shard_index", [0, 1])
+def test_what_a_shard_has_not_measured_is_refused(
+    shard_index: int, change: dict[str, Any]
+) -> None:
+    shard = staged("a", "b")
+    parts = list(committed("a", "b").parts)
+    parts[shard_index] = parts[shard_index]._replace(**change)
 
     with pytest.raises(Refusal) as caught:
-        shard.core.commit(key("a"), committed("a", "b"))
+        shard.core.commit(key("a"), committed("a", "b")._replace(parts=tuple(parts)))
 
     assert caught.value.text == (
-        "a commit of clock 1 says that the gradient's norm is 3.0: the part on this "
-        "shard alone has 4.0; use the psworker of the same release"
+        f"a commit of clock 1 brings what shard {shard_index} has not measured of it; "
+        "use the psworker of the same release"
     )
+    assert shard.of(ApplyChunk) == []
+
+
+def test_what_one_shard_has_measured_is_no_other_ones() -> None:
+    shard = staged("a", "b")
+    named = committed("a", "b")
+
+    for parts in (named.parts[::-1], named.parts[:1] * 2):
+        with pytest.raises(Refusal, match="has not measured of it"):
+            shard.core.commit(key("a"), named._replace(parts=parts))
+
+
+def test_a_commit_without_what_all_shards_have_measured_is_refused() -> None:
+    shard = staged("a", "b")
+    named = committed("a", "b")
+
+    for parts in ((), named.parts[:1], (*named.parts, named.parts[0])):
+        with pytest.raises(Refusal) as caught:
+            shard.core.commit(key("a"), named._replace(parts=parts))
+        assert caught.value.text.startswith(
+            f"a commit of clock 1 brings what {len(parts)} shards have measured, the "
+            "job has 2"
+        )
     assert shard.of(ApplyChunk) == []
 
 
@@ -306,7 +363,7 @@ def test_only_the_newest_commit_counts_for_the_norm_of_an_answer() -> None:
     shard.core.commit(key("a"), committed("a"))
     shard.apply_all()
     shard.push("a", 2, finite=False)
-    shard.core.commit(key("a"), choice(2, "a"))
+    shard.core.commit(key("a"), committed("a", total=0.0, scale=1.0, clock=2))
 
     assert shard.outcomes() == {"a": Outcome.SKIPPED}
     assert shard.replies()[push_id("a", 2)].grad_norm is None
@@ -318,7 +375,8 @@ BACKUPS = ShardRules(
     step_atomicity=StepAtomicity.CLOCK,
     backup_worker_count=1,
     is_first=True,
-    clip_grad_norm=1.0,
+    shard_count=2,
+    update=UpdateRules(clip_grad_norm=1.0),
 )
 
 
@@ -388,7 +446,8 @@ def test_a_record_says_who_counts_before_the_scale_is_known() -> None:
     shard.core.clock_measured(order.choice, 4.0)
     assert told(shard) == [("b", "b", 4.0)]
     shard.freeze(3)
-    assert shard.reports()[-1].measured == stands("b")._replace(sum_of_squares=4.0)
+    part = stands("b")._replace(sum_of_squares=4.0)
+    assert shard.reports()[-1].measured == proven(0, part)
 
 
 # SSP and ASP

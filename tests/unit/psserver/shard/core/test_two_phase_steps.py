@@ -226,8 +226,8 @@ def test_a_commit_with_a_scale_where_nothing_is_clipped_is_refused() -> None:
 
     assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
     assert caught.value.message == (
-        "a commit of clock 1 says gradient scale 0.5: the norm 2.0 that it names, "
-        "which this job does not clip, makes 1.0"
+        "a commit of clock 1 says gradient scale 0.5 of norm 2.0: what the shards have "
+        "measured makes gradient scale 1.0 of norm 0.0"
     )
     assert shard.of(ApplyChunk) == []
     assert shard.core.commit(key("a"), choice(1, "a", "b"))

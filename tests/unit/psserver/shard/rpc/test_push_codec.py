@@ -1,6 +1,7 @@
 """What a worker says of a clock when it commits it."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from pswire.v1 import membership_pb2
 from tests.doubles.core_values import key
 
 
-def said(**fields: float) -> membership_pb2.ClockChoice:
+def said(**fields: Any) -> membership_pb2.ClockChoice:  # noqa: ANN401
     worker = membership_pb2.WorkerIdentity(worker_id="a", incarnation=1)
     return membership_pb2.ClockChoice(clock=3, workers=[worker], **fields)
 
