@@ -45,7 +45,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "shard.push_received": "A message of a push has arrived and is not staged.",
         "shard.chunk_applied": "A chunk's values have changed and are sent to nobody.",
         "shard.before_reply": "The answer to a push is made and not sent yet.",
-        "shard.checkpoint_copied": "All is copied for a checkpoint; still frozen.",
+        "shard.checkpoint_copied": "All is copied for a checkpoint; beside training.",
         "shard.checkpoint_written": "A part of a checkpoint is durable; nobody knows.",
         "shard.restore_read": "A chunk of a checkpoint is read and not staged yet.",
         "checkpoint.begun": "A checkpoint is named; nothing of it is written.",

@@ -1,20 +1,32 @@
-"""Calls that wait for a disk or a store, each in a thread of its own."""
+"""Calls that take long, of a disk, a store or memory, each in a thread of its own."""
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 Result = TypeVar("Result")
 
+_BACKGROUND_NICENESS: Final = 10
+"""Of threads that work beside training: a tenth of a processor that others want. The
+least there is would be too little for one that holds a lock when its turn ends."""
 
-async def in_thread(call: Callable[[], Result]) -> Result:
+
+async def in_thread(
+    call: Callable[[], Result], *, is_background: bool = False
+) -> Result:
     """Makes a call in a daemon thread and returns its result.
 
     Not in the executor of the loop: the process could not end before a disk answers,
     which may be never.
+
+    Args:
+        call: What is to be done.
+        is_background: Whether it is to take what training leaves of the processors.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
@@ -24,6 +36,10 @@ async def in_thread(call: Callable[[], Result]) -> Result:
             do()
 
     def run() -> None:
+        if is_background and sys.platform == "linux":
+            # There, and only there, threads have priorities of their own. Those that
+            # they start take theirs.
+            os.nice(_BACKGROUND_NICENESS)
         try:
             do = partial(future.set_result, call())
         except BaseException as error:

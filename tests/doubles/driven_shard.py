@@ -175,6 +175,11 @@ class DrivenShard:
     def copies(self) -> list[CopyImage]:
         return self.of(CopyImage)
 
+    def image_orders(self) -> list[ApplyChunk | CopyImage]:
+        """Updates and images, in order: an image has the updates before it."""
+        self.effects += self.core.take_effects()
+        return [e for e in self.effects if isinstance(e, ApplyChunk | CopyImage)]
+
     # The coordinator
 
     def install(self, what: Record) -> None:

@@ -6,7 +6,7 @@ tell exactly which pushes are in them, and how often.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -29,6 +29,7 @@ from psserver.shard.core.push import PushId, Reply, StagedChunk, Trailer
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_state import ShardRules
 from psserver.shard.host.hosted_members import HostedMembers, check_next
+from psserver.shard.tensors.pending_image import PendingImage
 from pswire.checkpoint.manifest import FilePart
 from pswire.membership import ClockChoice, Record, WorkerKey
 from pswire.outcome import Outcome
@@ -169,8 +170,7 @@ class SimulatedShard:
     start: int = 1
     is_stopped: bool = False
     _calls: dict[PushId, Call] = field(default_factory=dict)
-    _unwanted_max: int = 0
-    _is_copying: bool = False
+    _pending: tuple[int, PendingImage[Counter[PushId]]] | None = None
 
     def __post_init__(self) -> None:
         self.core = ShardCore(self.chunk_indexes, self.rules)
@@ -323,8 +323,9 @@ class SimulatedShard:
         self.pump()
 
     def release(self, snapshot_id: int) -> None:
-        if self.images.pop(snapshot_id, None) is None:
-            self._unwanted_max = max(self._unwanted_max, snapshot_id)
+        if self._pending is not None and self._pending[0] == snapshot_id:
+            self._pending[1].abandon("nobody wants it any more")
+        elif self.images.pop(snapshot_id, None) is None:
             self.core.withdraw_cut(snapshot_id)
             self.pump()
 
@@ -374,8 +375,7 @@ class SimulatedShard:
             case PushDone():
                 self.members.of(effect.push.worker).drop_state(effect.push.sequence)
             case CopyImage():
-                self._is_copying = True
-                self.threads.append(lambda: self._copy(effect))
+                self._begin_copy(effect)
             case Finish():
                 self._finish(effect.push, effect.reply)
             case RefusePush():
@@ -399,7 +399,8 @@ class SimulatedShard:
             self.surroundings.answer(call, reply)
 
     def _apply(self, order: ApplyChunk) -> None:
-        assert not self.core.waiting_reason.startswith("a snapshot")
+        if self._pending is not None:
+            self._pending[1].take(order.chunk_index)
         names = [part.worker_id for part in order.contributions]
         assert names == sorted(names)
         source = whose(order.hyperparameters)
@@ -435,7 +436,6 @@ class SimulatedShard:
             held.append(Written(push, order.clock, replaces=bool(published)))
 
     def _load_state(self, order: LoadState) -> None:
-        assert not self._is_copying, "state changed while it was copied"
         member = self.members.of(order.push.worker)
         assert member.state_of(order.push.sequence, order.optimizer) is not None
         assert order.push not in self.loads
@@ -455,13 +455,39 @@ class SimulatedShard:
         self.sums[order.choice[:2]] = total
         self.core.clock_measured(order.choice, total)
 
-    def _copy(self, order: CopyImage) -> None:
-        self._is_copying = False
-        copied = {index: Counter(values) for index, values in self.values.items()}
+    def _begin_copy(self, order: CopyImage) -> None:
+        if self._pending is not None:
+            self._pending[1].abandon("a newer cut has taken its place")
+        image = PendingImage(
+            self.chunk_indexes, lambda index: Counter(self.values[index])
+        )
+        self._pending = order.cut.snapshot_id, image
+        self._copy_next(order, image, iter(self.chunk_indexes))
+
+    def _copy_next(
+        self,
+        order: CopyImage,
+        image: PendingImage[Counter[PushId]],
+        left: Iterator[int],
+    ) -> None:
+        """Copies a chunk, as the thread does that goes through all, then the next."""
+
+        def copy() -> None:
+            for index in left:
+                image.take(index)
+                self._copy_next(order, image, left)
+                return
+            self._end_copy(order, image)
+
+        self.threads.append(copy)
+
+    def _end_copy(self, order: CopyImage, image: PendingImage[Counter[PushId]]) -> None:
+        if self._pending is not None and self._pending[1] is image:
+            self._pending = None
         snapshot_id, core = order.cut.snapshot_id, order.core
-        kept = self.images if core is None else self.copies
-        if snapshot_id > self._unwanted_max:
-            kept[snapshot_id] = Image(order.clock, copied)
-        self.core.image_copied(snapshot_id)
-        report = CutReport(snapshot_id, holdings=core.holdings if core else ())
+        if not image.failure:
+            kept = self.images if core is None else self.copies
+            kept[snapshot_id] = Image(order.clock, image.chunks)
+        holdings = core.holdings if core else ()
+        report = CutReport(snapshot_id, image.failure, holdings)
         self.surroundings.report_image(self.index, report)

@@ -67,7 +67,7 @@ BUGS = (
             ),
         ),
         tests=(
-            "tests/unit/psserver/shard/core/test_cut_by_sequence.py::test_what_is_beyond_the_cut_is_staged_until_it_is_copied",
+            "tests/unit/psserver/shard/core/test_cut_by_sequence.py::test_what_is_beyond_the_cut_is_staged_until_its_image_is_ordered",
         ),
     ),
     PlantedBug(
@@ -1902,8 +1902,8 @@ BUGS = (
         (
             Edit(
                 "psserver/shard/tensors/apply_engine.py",
-                "                master=self._masters.copy(chunk_index),\n",
-                "                master=None,\n",
+                "            master=self._masters.copy(chunk_index),\n",
+                "            master=None,\n",
             ),
         ),
         tests=("tests/unit/psserver/shard/tensors/test_recut_images.py",),
@@ -1967,15 +1967,55 @@ BUGS = (
         tests=("tests/unit/psserver/shard/core/test_clock_table.py",),
     ),
     PlantedBug(
-        "training goes on before a checkpoint is copied",
+        "a chunk copied after its update",
         (
             Edit(
-                "psserver/shard/host/checkpoint_parts.py",
-                "            if not copy.awaited_count:\n",
-                "            if copy.awaited_count == 1:\n",
+                "psserver/shard/tensors/apply_engine.py",
+                "                self._pending.take(chunk_index)\n            yield\n",
+                "                yield\n"
+                "                self._pending.take(chunk_index)\n"
+                "            else:\n                yield\n",
             ),
         ),
-        tests=("tests/unit/psserver/shard/host/test_checkpoint_parts.py",),
+        tests=("tests/property/test_pending_images.py",),
+    ),
+    PlantedBug(
+        "a slot of an optimizer not copied before an update",
+        (
+            Edit(
+                "psserver/shard/tensors/chunk_optimizer.py",
+                "run.stop, name): as_tensor(value)\n",
+                "run.stop, name): value\n"
+                "            if isinstance(value, torch.Tensor)\n"
+                "            else as_tensor(value)\n",
+            ),
+        ),
+        tests=("tests/property/test_pending_images.py",),
+    ),
+    PlantedBug(
+        "an image released while it is copied",
+        (
+            Edit(
+                "psserver/shard/tensors/pending_image.py",
+                "            if chunk_index in self._owed:\n"
+                "                self._owed.remove(chunk_index)\n",
+                "            if True:\n"
+                "                self._owed.discard(chunk_index)\n",
+            ),
+        ),
+        tests=("tests/property/test_pending_images.py",),
+    ),
+    PlantedBug(
+        "a later cut's chunks in the image of an earlier one",
+        (
+            Edit(
+                "psserver/shard/tensors/apply_engine.py",
+                "        if self._pending is image:\n"
+                "            self._pending = None\n",
+                "        self._pending = None\n",
+            ),
+        ),
+        tests=("tests/property/test_pending_images.py",),
     ),
     PlantedBug(
         "a manifest before the parts of its checkpoint",

@@ -189,7 +189,7 @@ class DiscardSeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyImage:
-    """Copy the state, then call `image_copied`. Nothing is applied meanwhile.
+    """Copy the state as it is now. What is ordered after this is not in the copy.
 
     Attributes:
         cut: What the image is of.

@@ -444,7 +444,7 @@ class ShardCore:
         self._progress.pump()
 
     def decide_cut(self, fence_number: int, cut: Cut) -> None:
-        """Copies the state when all that is in the cut is applied, and no more."""
+        """Has the state copied when all that is in the cut is applied, and no more."""
         pending = PendingCut(cut, is_streamed=not self.clocks.is_clocked)
         if self._fence.decide_cut(fence_number, pending):
             self._progress.pump()
@@ -452,13 +452,6 @@ class ShardCore:
     def withdraw_cut(self, snapshot_id: int) -> None:
         """Nobody wants the image of a cut any more."""
         if self._fence.withdraw_cut(snapshot_id):
-            self._progress.pump()
-
-    def image_copied(self, snapshot_id: int) -> None:
-        """The owner has copied the state."""
-        pending = self._fence.pending
-        if pending is not None and pending.cut.snapshot_id == snapshot_id:
-            self._fence.pending = None
             self._progress.pump()
 
     def coordinator_lost(self) -> None:

@@ -29,20 +29,18 @@ class Cut:
     purpose: CutPurpose = CutPurpose.SNAPSHOT
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PendingCut:
-    """A cut whose image is not copied yet.
+    """A cut that is decided, and that this shard has not come to yet.
 
     Attributes:
         cut: The cut.
         is_streamed: Whether its sequences decide, since pushes are applied by
             themselves, or else its clock.
-        is_copying: Whether the copy is being made.
     """
 
     cut: Cut
     is_streamed: bool
-    is_copying: bool = False
 
 
 @dataclass(slots=True)
@@ -105,8 +103,6 @@ class ShardFence:
             return "the coordinator, which has been silent for a lease"
         if self.open is not None:
             return f"the coordinator to decide {self.open.kind.purpose}"
-        if self.pending is not None and self.pending.is_copying:
-            return "a snapshot to be copied"
         if self.batch_floors:
             return "a checkpoint, for which all workers are to be between two batches"
         return ""
@@ -119,14 +115,9 @@ class ShardFence:
         return self.pending.cut.clock
 
     @property
-    def is_copying(self) -> bool:
-        """Whether the image of a cut is being copied."""
-        return self.pending is not None and self.pending.is_copying
-
-    @property
     def is_frozen(self) -> bool:
         """Whether applying, committing and acknowledging must wait."""
-        return self.open is not None or self.is_copying or self.is_orphaned
+        return self.open is not None or self.is_orphaned
 
     def prepare(
         self,
@@ -137,15 +128,14 @@ class ShardFence:
         evicting: tuple[WorkerKey, ...],
         loads: bool = False,
     ) -> bool:
-        """Opens a fence, to which a cut that is not being copied yields.
+        """Opens a fence, to which a decided cut yields.
 
         Returns:
             Whether it is new; False for a repeated or an older one.
         """
         if fence_number <= self._last_number:
             return False
-        if self.pending is not None and not self.pending.is_copying:
-            self.pending = None
+        self.pending = None
         self.batch_floors = {}
         self._last_number = fence_number
         self.open = OpenFence(fence_number, kind, seeder, evicting, set(), loads)
@@ -173,11 +163,9 @@ class ShardFence:
         return True
 
     def withdraw_cut(self, snapshot_id: int) -> bool:
-        """Forgets a pending cut; False when it is another or being copied."""
+        """Forgets a pending cut; False when it is another one."""
         pending = self.pending
         if pending is None or pending.cut.snapshot_id != snapshot_id:
-            return False
-        if pending.is_copying:
             return False
         self.pending = None
         return True

@@ -48,7 +48,7 @@ class ShardProgress:
         self._report_if_quiet()
         while not self._fence.is_frozen:
             if self._is_cut_due:
-                self._copy_image()
+                self._take_cut()
             elif not (self.clocks.advance() or self.pushes.advance()):
                 return
             elif not self._table.is_clocked and self._table.is_settled:
@@ -225,10 +225,10 @@ class ShardProgress:
             if self._table.done_of(member.worker) < last.get(member.worker, 0)
         )
 
-    def _copy_image(self) -> None:
-        pending = self._fence.pending
+    def _take_cut(self) -> None:
+        """Has the image made; what follows in the order of effects is not in it."""
+        pending, self._fence.pending = self._fence.pending, None
         assert pending is not None
-        pending.is_copying = True
         clock = pending.cut.clock if pending.is_streamed else self._table.applied_clock
         state, core = self._state, None
         if pending.cut.purpose is CutPurpose.CHECKPOINT:
@@ -253,7 +253,7 @@ class ShardProgress:
     def _report_if_quiet(self) -> None:
         """Reports to the open fence when nothing is being applied any more."""
         fence = self._fence.open
-        if fence is None or fence.reported or self._fence.is_copying:
+        if fence is None or fence.reported:
             return
         is_open = self.clocks.open is not None and bool(self.clocks.open.applying)
         if is_open or self.pushes.is_applying:

@@ -11,10 +11,11 @@ from functools import partial
 from psserver.edge.answer_slots import AnswerSlots
 from psserver.edge.changes import Changes
 from psserver.edge.cut_report import CutReport, PartReport
-from psserver.edge.fence_report import FenceReport
+from psserver.edge.fence_report import FenceReport, WorkerHolding
 from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from psserver.edge.monotonic import now_ms
 from psserver.edge.staging_calls import StagingCalls
+from psserver.shard.core.core_image import CoreImage
 from psserver.shard.core.effects import (
     ApplyChunk,
     ChunkTorn,
@@ -42,12 +43,17 @@ from psserver.shard.host.chunk_updates import ChunkUpdates, ClockMeasures
 from psserver.shard.host.cut_images import CutImages
 from psserver.shard.host.history import ShardHistory
 from psserver.shard.host.hosted_members import HostedMembers
+from psserver.shard.host.image_copying import ImageCopying
 from psserver.shard.host.push_session import Outgoing, PushSession
 from psserver.shard.host.resting_calls import RestingCalls
 from psserver.shard.host.shard_model import ShardModel, shard_model
 from psserver.shard.host.shared_segments import SharedSegments
+from psserver.shard.tensors.chunk_image import ChunkImage
+from psserver.shard.tensors.pending_image import PendingImage
+from psserver.shard.tensors.shard_image import ShardImage
 from psserver.shard.tensors.shard_vectors import private_memory, shared_memory
 from psserver.shard.tensors.values_encoder import Messages
+from pswire import failpoints
 from pswire.checkpoint.manifest import part_name
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.frames import RESPONSE_CHUNK_FIELD
@@ -112,6 +118,7 @@ class ShardHost:
         self.snapshot_answers = AnswerSlots(
             each_max=limits.machine_snapshot_answers, all_max=limits.snapshot_answers
         )
+        self._copying = ImageCopying()
         self.images = CutImages()
         self.shared = SharedSegments(self.members, is_wanted=shares_memory)
         self.history = ShardHistory()
@@ -123,7 +130,6 @@ class ShardHost:
         self._arithmetic = Arithmetic(thread_count)
         self.checkpoints = CheckpointParts(
             part_name(shard_index, settings.shard_count),
-            self._arithmetic,
             self.outbox.put_nowait,
         )
         self._loading = CheckpointLoading(self.pump)
@@ -135,6 +141,7 @@ class ShardHost:
         """Ends every call and the threads."""
         self.end_sessions(Refusal(ErrorReason.DRAINING, "the shard is shutting down"))
         self.resting.end_all()
+        self._copying.close()
         self.checkpoints.close()
         self._loading.close()
         self._arithmetic.close()
@@ -281,19 +288,22 @@ class ShardHost:
             self._call(lambda core: core.coordinator_lost())
 
     def decide_cut(self, fence_number: int, cut: Cut) -> None:
-        """Copies the state at a cut."""
+        """Has the state at a cut copied, once it is reached."""
         self._call(lambda core: core.decide_cut(fence_number, cut))
 
     def release_image(self, snapshot_id: int) -> None:
         """Frees an image, also one that is still being made or not begun."""
-        is_here = self.checkpoints.release(snapshot_id) or self.images.release(
-            snapshot_id
+        is_here = (
+            self._copying.release(snapshot_id)
+            or self.checkpoints.release(snapshot_id)
+            or self.images.release(snapshot_id)
         )
         if not is_here and self._model is not None:
             self._call(lambda core: core.withdraw_cut(snapshot_id))
 
     def release_images_up_to(self, snapshot_id: int) -> None:
         """Frees all images up to one."""
+        self._copying.release_up_to(snapshot_id)
         self.images.release_up_to(snapshot_id)
         self.checkpoints.release_up_to(snapshot_id)
 
@@ -526,17 +536,30 @@ class ShardHost:
 
     def _copy_image(self, model: ShardModel, effect: CopyImage) -> None:
         self.history.copying(effect.cut, effect.clock)
-        snapshot_id = effect.cut.snapshot_id
-        end = partial(self._end_copy, model)
-        if effect.core is None:
-            self.images.make(model.engine, snapshot_id, self._arithmetic, done=end)
-        else:
-            self.checkpoints.make(model, snapshot_id, effect.core, done=end)
+        snapshot_id, core = effect.cut.snapshot_id, effect.core
+        if core is not None and not self.checkpoints.make_room():
+            failure = "it still writes the checkpoint before"
+            self.outbox.put_nowait(CutReport(snapshot_id, failure))
+            return
+        self._copying.begin(
+            model.engine,
+            snapshot_id,
+            values_only=core is None,
+            then=partial(self._keep_image, snapshot_id, core),
+        )
 
-    def _end_copy(self, model: ShardModel, report: CutReport) -> None:
-        self.outbox.put_nowait(report)
-        model.core.image_copied(report.snapshot_id)
-        self.pump()
+    def _keep_image(
+        self, snapshot_id: int, core: CoreImage | None, image: PendingImage[ChunkImage]
+    ) -> None:
+        holdings: tuple[WorkerHolding, ...] = ()
+        if core is None and not image.failure:
+            self.images.add(snapshot_id, image.chunks)
+        elif core is not None and not image.failure:
+            self.checkpoints.keep(snapshot_id, ShardImage(core, image.chunks))
+            holdings = core.holdings
+            if failpoints.armed:
+                failpoints.hit("shard.checkpoint_copied")
+        self.outbox.put_nowait(CutReport(snapshot_id, image.failure, holdings))
 
 
 def _put_chunks(

@@ -41,6 +41,7 @@ from pswire.membership import ClockChoice, WorkerKey
 from pswire.membership_codec import choice_message
 from pswire.placement import Chunk
 from pswire.reasons import ErrorReason, Refusal
+from pswire.torch_types import buffer_of
 from pswire.v1 import parameter_service_pb2 as messages
 
 SERVICE = "pswire.v1.ParameterService"
@@ -320,7 +321,7 @@ class ParameterService:
         """The digest of a chunk of an image, if its reader has the same."""
         if chunk.index not in held:
             return None
-        digest = digest_of(self._host.images.image(snapshot_id).view(chunk.index))
+        digest = digest_of(self._host.images.image(snapshot_id)[chunk.index].values)
         return digest if digest == held[chunk.index] else None
 
     def _snapshot_part(self, snapshot_id: int, chunk: Chunk, part: int) -> bytes:
@@ -336,7 +337,7 @@ class ParameterService:
             RESPONSE_CHUNK_FIELD,
             index=chunk.index,
             presence=bits_to_bytes(_all_of(chunk)),
-            data=self._host.images.image(snapshot_id).read(chunk.index, None),
+            data=buffer_of(self._host.images.image(snapshot_id)[chunk.index].values),
             part=part,
         )
 

@@ -7,7 +7,8 @@ since chunks are the unit of parallelism here: torch's own threads would compete
 """
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -36,6 +37,7 @@ from psserver.shard.tensors.robust_aggregate import (
     products_of,
     spread,
 )
+from psserver.shard.tensors.pending_image import PendingImage
 from psserver.shard.tensors.sent_values import SentValues
 from psserver.shard.tensors.shard_optimizers import MasterValues, ShardOptimizers
 from psserver.shard.tensors.shard_vectors import (
@@ -123,6 +125,7 @@ class ApplyEngine:
         self._delay = delay or DelayRules()
         self._aggregation = aggregation
         self._locks = {chunk.index: threading.Lock() for chunk in self._chunks}
+        self._pending: PendingImage[ChunkImage] | None = None
         self._seed: _Seed | None = None
         vectors = ShardVectors(placement, shard_index, memory)
         self._install(_Seed(vectors), is_seeded=False)
@@ -272,7 +275,7 @@ class ApplyEngine:
         values = tuple(tuple(group) for group in hyperparameters)
         if self._delay.is_rate_scaled and staleness is not None:
             values = scaled_rates(spec, values, staleness)
-        with self._locks[chunk_index], self.vectors.updating(chunk_index):
+        with self._changing(chunk_index), self.vectors.updating(chunk_index):
             self._encoder.note_update(chunk_index)
             if any(mean.presence):
                 if gradient_scale != 1.0:
@@ -445,8 +448,8 @@ class ApplyEngine:
             spec_digest: Declaration of the optimizer that goes on from it.
         """
         spec = self.declared.spec(optimizer, spec_digest)
-        for chunk_index, lock in self._locks.items():
-            with lock:
+        for chunk_index in self._locks:
+            with self._changing(chunk_index):
                 held = self._optimizers.under(spec, chunk_index)
                 held.load(states.get(chunk_index, {}))
 
@@ -516,17 +519,37 @@ class ApplyEngine:
         goes on from it pulls all values first.
         """
         with self._locks[chunk_index]:
-            states = {}
-            for name in self.declared.first:
-                held = self._optimizers.held(name, chunk_index)
-                if state := held.export():
-                    digest = self.declared.digest_of(held.spec)
-                    states[name] = HeldState(digest, state)
-            return ChunkImage(
-                values=self.vectors.view(chunk_index).clone(),
-                master=self._masters.copy(chunk_index),
-                states=states,
-            )
+            return self._copied(chunk_index)
+
+    def begin_image(self, *, values_only: bool = False) -> PendingImage[ChunkImage]:
+        """An image of all chunks as they are now, of which none is copied yet.
+
+        Until `end_image` each chunk is copied before it is changed. Nothing is being
+        applied at the moment. An image that is still being copied is abandoned.
+
+        Args:
+            values_only: Whether masters and optimizer state are left out.
+        """
+        if self._pending is not None:
+            self._pending.abandon("a newer cut has taken its place")
+        copy = self._copied_values if values_only else self._copied
+        self._pending = PendingImage(self._locks, copy)
+        return self._pending
+
+    def copy_image(self, image: PendingImage[ChunkImage]) -> None:
+        """Copies what is owed of an image; updates go on meanwhile.
+
+        From the first chunk on: steps mostly come from the last one down, so that the
+        two meet once.
+        """
+        for chunk_index, lock in self._locks.items():
+            with lock:
+                image.take(chunk_index)
+
+    def end_image(self, image: PendingImage[ChunkImage]) -> None:
+        """An image is copied, or abandoned. Not while another one begins."""
+        if self._pending is image:
+            self._pending = None
 
     def step_counts(self, optimizer: str, entry_index: int) -> tuple[int, ...]:
         """Updates so far of each of an entry's slices on this shard."""
@@ -543,6 +566,30 @@ class ApplyEngine:
             assert divisor is not None, "such a job adds no gradients up"
             return coordinatewise(self._aggregation, chunk, gradients, divisor)
         return finite_mean(chunk, gradients, divisor)
+
+    @contextmanager
+    def _changing(self, chunk_index: int) -> Iterator[None]:
+        """Holds a chunk's lock to change it. An image that owes it copies it first."""
+        with self._locks[chunk_index]:
+            if self._pending is not None:
+                self._pending.take(chunk_index)
+            yield
+
+    def _copied(self, chunk_index: int) -> ChunkImage:
+        states = {}
+        for name in self.declared.first:
+            held = self._optimizers.held(name, chunk_index)
+            if state := held.export():
+                digest = self.declared.digest_of(held.spec)
+                states[name] = HeldState(digest, state)
+        return replace(
+            self._copied_values(chunk_index),
+            master=self._masters.copy(chunk_index),
+            states=states,
+        )
+
+    def _copied_values(self, chunk_index: int) -> ChunkImage:
+        return ChunkImage(self.vectors.view(chunk_index).clone())
 
     def _install(self, seed: _Seed, *, is_seeded: bool) -> None:
         self.vectors = seed.vectors

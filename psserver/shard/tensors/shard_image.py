@@ -7,7 +7,7 @@ its state is of, where that is not the first one; `dropped`, what is in no check
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -40,7 +40,7 @@ class ShardImage:
     """
 
     core: CoreImage
-    chunks: dict[int, ChunkImage] = field(default_factory=dict)
+    chunks: Mapping[int, ChunkImage]
 
     @property
     def is_finite(self) -> bool:

@@ -8,7 +8,7 @@ calls sees to it that a chunk is not read while it is being updated.
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -231,20 +231,6 @@ class ShardVectors:
     def fresh(self) -> "ShardVectors":
         """Zeros of the same shape, in memory of the same kind."""
         return ShardVectors(self.placement, self.shard_index, self._memory)
-
-    def copy(self) -> Self:
-        """An image of the values that later updates leave alone."""
-        image = type(self).__new__(type(self))
-        image.placement = self.placement
-        image.shard_index = self.shard_index
-        image.shared = None
-        image._memory = private_memory
-        image._chunks = self._chunks
-        image._vectors = {
-            element_type: vector.clone()
-            for element_type, vector in self._vectors.items()
-        }
-        return image
 
 
 def _zeros(element_type: "ElementType", element_count: int) -> torch.Tensor:

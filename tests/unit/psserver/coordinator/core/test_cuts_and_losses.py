@@ -100,6 +100,5 @@ def test_a_shard_names_whose_push_a_cut_waits_for() -> None:
     assert shard.core.waiting_reason == "the last push of a snapshot to be complete"
     assert [each.name for each in shard.core.awaited(0)] == ["b"]
     shard.step("b", 1, [0])
-    shard.core.image_copied(9)
     shard.apply_all()
     assert shard.core.awaited(0) == []

@@ -3,7 +3,7 @@
 from psserver.shard.core.effects import ApplyChunk, CopyImage
 from psserver.shard.core.shard_fence import Cut
 from pswire.membership import FenceKind, Mode
-from tests.doubles.core_values import departure, key, push_id, record, trailer
+from tests.doubles.core_values import choice, departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import TWO_PHASE, DrivenShard
 
 
@@ -42,24 +42,22 @@ def test_each_worker_has_its_own_last_push_in_the_cut() -> None:
     shard.apply_all()
 
     assert [copy.clock for copy in shard.copies()] == [1]
-    assert shard.applied() == [("a", 1, 0), ("b", 1, 0), ("a", 2, 0)]
+    assert shard.applied() == [("a", 1, 0), ("b", 1, 0), ("a", 2, 0), ("b", 2, 0)]
 
 
-def test_what_is_beyond_the_cut_is_staged_until_it_is_copied() -> None:
+def test_what_is_beyond_the_cut_is_staged_until_its_image_is_ordered() -> None:
     shard = asp("a", "b")
     cut(shard, a=0, b=1)
     shard.push("a", 1, chunks=[0])
     shard.push("b", 1, chunks=[0])
-    shard.apply_all()
-    assert shard.copies() != []
-    shard.push("b", 2, chunks=[0])
     assert shard.applied() == [("b", 1, 0)]
-    assert shard.core.waiting_reason == "a snapshot to be copied"
     assert shard.core.on_shard.window_of(key("a")).entries[1].applied == set()
 
-    shard.core.image_copied(9)
     shard.apply_all()
+    shard.step("b", 2, [0])
 
+    orders = shard.image_orders()
+    assert [type(each) for each in orders[:3]] == [ApplyChunk, CopyImage, ApplyChunk]
     assert sorted(shard.applied()[1:]) == [("a", 1, 0), ("b", 2, 0)]
     assert len(shard.copies()) == 1
 
@@ -78,7 +76,7 @@ def test_a_push_that_is_partly_applied_is_in() -> None:
     shard.apply_all()
 
     assert len(shard.copies()) == 1
-    assert all(name == "a" for name, _, _ in shard.applied())
+    assert [name for name, _, _ in shard.applied()] == ["a", "a", "b", "b"]
 
 
 def test_a_push_that_is_skipped_counts_as_in() -> None:
@@ -88,13 +86,14 @@ def test_a_push_that_is_skipped_counts_as_in() -> None:
     assert len(shard.copies()) == 1
 
 
-def test_no_answer_beyond_the_cut_leaves_before_the_copy() -> None:
-    shard = asp("a")
-    cut(shard, a=0)
+def test_no_answer_beyond_the_cut_leaves_before_its_image_is_ordered() -> None:
+    shard = asp("a", "b")
+    cut(shard, a=0, b=1)
     shard.push("a", finite=False)
     assert shard.answered() == []
-    shard.core.image_copied(9)
-    assert shard.answered() == [("a", 1)]
+    shard.step("b", 1, [0])
+    assert ("a", 1) in shard.answered()
+    assert len(shard.copies()) == 1
 
 
 def test_an_answer_that_is_blocked_does_not_hold_up_the_cut() -> None:
@@ -104,7 +103,6 @@ def test_an_answer_that_is_blocked_does_not_hold_up_the_cut() -> None:
     cut(shard, a=1, b=0)
 
     assert len(shard.copies()) == 1
-    shard.core.image_copied(9)
     shard.step("b", 1, [0])
     assert sorted(shard.answered()) == [("a", 1), ("b", 1)]
 
@@ -128,8 +126,7 @@ def test_complete_pushes_of_departed_workers_are_in() -> None:
     shard.core.decide_cut(3, Cut(9, 0, {key("a"): 0}))
     shard.apply_all()
 
-    order = [type(e) for e in shard.effects if isinstance(e, ApplyChunk | CopyImage)]
-    assert order == [ApplyChunk, CopyImage]
+    assert [type(each) for each in shard.image_orders()] == [ApplyChunk, CopyImage]
     assert shard.core.clocks.version == 1
 
 
@@ -144,8 +141,9 @@ def test_a_cut_during_a_change_of_mode_waits_for_the_mode_before() -> None:
     shard.step("b", 1, [0])
     shard.push("b", 2, chunks=[0])
 
-    assert [copy.clock for copy in shard.copies()] == [1]
-    assert shard.applied() == []
+    orders = shard.image_orders()
+    assert [type(each) for each in orders] == [ApplyChunk, CopyImage, ApplyChunk]
+    assert [each.clock for each in orders] == [1, 1, 2]
 
 
 def test_a_cut_in_bsp_waits_for_pushes_of_the_mode_before() -> None:
@@ -168,8 +166,10 @@ def test_a_cut_in_bsp_waits_for_pushes_of_the_mode_before() -> None:
     for name, sequence in (("a", 3), ("b", 2)):
         shard.push(name, sequence, chunks=[0])
 
-    assert [copy.clock for copy in shard.copies()] == [2]
-    assert shard.of(ApplyChunk)[-1].pusher == key("b")
+    orders = shard.image_orders()
+    assert [type(each) for each in orders[-3:]] == [ApplyChunk, CopyImage, ApplyChunk]
+    assert [each.clock for each in shard.copies()] == [2]
+    assert shard.of(ApplyChunk)[-2].pusher == key("b")
 
 
 def test_a_cut_yields_to_any_other_fence() -> None:
@@ -197,13 +197,14 @@ def test_a_cut_that_nobody_wants_any_more_holds_nothing_back() -> None:
     assert shard.copies() == []
 
 
-def test_nothing_is_staged_for_a_commit_beyond_the_cut_before_the_copy() -> None:
+def test_nothing_is_staged_for_a_commit_beyond_a_cut_that_is_not_reached() -> None:
     shard = DrivenShard({"a": 0, "b": 0}, [0], mode=Mode.ASP, rules=TWO_PHASE)
-    cut(shard, a=0, b=0)
+    cut(shard, a=0, b=1)
     shard.push("a", chunks=[0])
     assert shard.staged() == []
-    shard.core.image_copied(9)
-    assert [each.push for each in shard.staged()] == [push_id("a")]
+    shard.push("b", finite=False)
+    shard.core.commit(key("b"), choice(1, "b"))
+    assert push_id("a") in [each.push for each in shard.staged()]
 
 
 def test_the_cut_of_a_job_that_nobody_is_left_of_is_copied() -> None:

@@ -7,6 +7,7 @@ from psserver.shard.core.effects import (
     ApplyChunk,
     CommitSeed,
     ContributionAwaited,
+    CopyImage,
     DiscardSeed,
     Finish,
 )
@@ -308,27 +309,22 @@ def test_a_cut_at_the_applied_clock_is_copied_at_once() -> None:
     assert [(copy.cut.snapshot_id, copy.clock) for copy in shard.copies()] == [(9, 1)]
 
 
-def test_contributions_up_to_the_cut_pass_and_later_ones_wait_for_the_copy() -> None:
-    shard = DrivenShard({"a": 0}, [0])
+def test_the_image_of_a_cut_is_ordered_between_what_is_in_it_and_what_is_not() -> None:
+    """Nothing waits for the copy itself: the owner makes it beside what follows."""
+    shard = DrivenShard({"a": 0}, [0, 1])
     cut_at(1, shard)
     assert shard.copies() == []
-    shard.step("a", 1, [0])
-    shard.push("a", 2, chunks=[0])
+    shard.push("a", 1, chunks=[0, 1])
+    assert [order.clock for order in shard.of(ApplyChunk)] == [1, 1]
+    assert shard.copies() == []
+    shard.apply_all()
+    shard.push("a", 2, chunks=[0, 1])
 
     assert [(copy.cut.snapshot_id, copy.clock) for copy in shard.copies()] == [(9, 1)]
-    assert [order.clock for order in shard.of(ApplyChunk)] == [1]
-    assert shard.core.waiting_reason == "a snapshot to be copied"
-    shard.core.image_copied(9)
-    assert [order.clock for order in shard.of(ApplyChunk)] == [1, 2]
-    assert len(shard.copies()) == 1
-
-
-def test_nothing_else_than_its_own_copy_ends_a_cut() -> None:
-    shard = DrivenShard({"a": 0}, [0])
-    cut_at(0, shard)
-    shard.core.image_copied(8)
-    shard.push("a", chunks=[0])
-    assert shard.of(ApplyChunk) == []
+    orders = shard.image_orders()
+    assert [each.clock for each in orders] == [1, 1, 1, 2, 2]
+    assert isinstance(orders[2], CopyImage)
+    assert not shard.core.is_frozen
 
 
 def test_a_cut_yields_to_any_other_fence() -> None:
@@ -352,14 +348,11 @@ def test_a_repeated_prepare_of_the_cut_itself_does_not_end_it() -> None:
     assert len(shard.copies()) == 1
 
 
-def test_a_fence_waits_for_a_copy_that_has_begun() -> None:
+def test_a_fence_does_not_wait_for_a_copy() -> None:
     shard = DrivenShard({"a": 0}, [0])
     cut_at(0, shard)
     shard.forget()
     shard.freeze(3)
-    assert shard.reports() == []
-
-    shard.core.image_copied(9)
 
     assert [report.fence_number for report in shard.reports()] == [3]
 
@@ -379,14 +372,6 @@ def test_a_cut_that_nobody_wants_any_more_is_not_made() -> None:
     shard.core.withdraw_cut(9)
     shard.step("a", 1, [0])
     assert shard.copies() == []
-
-
-def test_a_copy_that_has_begun_is_not_withdrawn() -> None:
-    shard = DrivenShard({"a": 0}, [0])
-    cut_at(0, shard)
-    shard.core.withdraw_cut(9)
-    shard.push("a", chunks=[0])
-    assert shard.of(ApplyChunk) == []
 
 
 def test_the_last_snapshot_of_a_job_passes_what_a_dead_worker_began() -> None:

@@ -26,6 +26,7 @@ from pswire.limits import PROTOCOL_VERSION, VALUES_PART_BYTES
 from pswire.membership import FenceKind
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, SchemaEntry
+from pswire.torch_types import buffer_of
 from pswire.v1 import parameter_service_pb2 as messages
 from tests.doubles.core_values import key
 from tests.doubles.served_shard import ServedShard
@@ -133,7 +134,7 @@ async def test_a_snapshot_comes_whole_and_in_parts(shard: ServedShard) -> None:
     image = shard.host.images.image(1)
     chunks = shard.host.model.chunks
     assert {i: bytes(data) for i, data in found.items()} == {
-        chunk.index: bytes(image.read(chunk.index)) for chunk in chunks
+        chunk.index: bytes(buffer_of(image[chunk.index].values)) for chunk in chunks
     }
 
 
@@ -144,7 +145,7 @@ async def frames_of(call: AsyncIterator[bytes]) -> list[ChunkFrame]:
 async def test_what_a_reader_has_is_not_sent(shard: ServedShard) -> None:
     image = shard.host.images.image(1)
     indexes = [chunk.index for chunk in shard.host.model.chunks]
-    digests = [digest_of(image.view(index)) for index in indexes]
+    digests = [digest_of(image[index].values) for index in indexes]
 
     same = await frames_of(read(shard, held_digests=digests))
     assert [each.index for each in same] == indexes
@@ -159,7 +160,7 @@ async def test_what_a_reader_has_is_not_sent(shard: ServedShard) -> None:
         (small, ENCODING_RAW),
         (steps, ENCODING_UNCHANGED),
     ]
-    assert bytes(found[0].data) == bytes(image.read(small))
+    assert bytes(found[0].data) == bytes(buffer_of(image[small].values))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ async def test_an_answer_that_is_not_read_keeps_no_released_image(
     shard: ServedShard,
 ) -> None:
     held = await held_by(shard, [1, 1, 2])
-    image = weakref.ref(shard.host.images.image(1))
+    image = weakref.ref(shard.host.images.image(1)[0].values)
     assert image() is not None
 
     shard.host.release_image(1)

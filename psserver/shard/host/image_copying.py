@@ -1,0 +1,85 @@
+"""Images of cuts, copied beside training."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from psserver.edge.file_calls import in_thread
+from psserver.shard.tensors.apply_engine import ApplyEngine
+from psserver.shard.tensors.chunk_image import ChunkImage
+from psserver.shard.tensors.pending_image import PendingImage
+
+Image = PendingImage[ChunkImage]
+
+
+@dataclass(slots=True)
+class _Copy:
+    """An image that is being copied.
+
+    Attributes:
+        snapshot_id: Name of the cut.
+        image: The image.
+        task: Waits for the thread that copies.
+    """
+
+    snapshot_id: int
+    image: Image
+    task: asyncio.Task[None] | None = None
+
+
+class ImageCopying:
+    """In the event loop. At most one image is copied at a time."""
+
+    def __init__(self) -> None:
+        self._copy: _Copy | None = None
+
+    def close(self) -> None:
+        """Abandons what is being copied."""
+        if self._copy is not None and self._copy.task is not None:
+            self._copy.image.abandon("the shard is shutting down")
+            self._copy.task.cancel()
+
+    def begin(
+        self,
+        engine: ApplyEngine,
+        snapshot_id: int,
+        *,
+        values_only: bool,
+        then: Callable[[Image], None],
+    ) -> None:
+        """Copies what the shard holds now.
+
+        One that is still being copied is abandoned: the coordinator has given it up.
+
+        Args:
+            engine: What the shard holds. Nothing is being applied at the moment.
+            snapshot_id: Name of the cut.
+            values_only: Whether masters and optimizer state are left out.
+            then: Called with the image, be it that it has failed.
+        """
+        image = engine.begin_image(values_only=values_only)
+        copy = self._copy = _Copy(snapshot_id, image)
+        copy.task = asyncio.create_task(self._run(engine, copy, then))
+
+    def release(self, snapshot_id: int) -> bool:
+        """Abandons the image of a cut; whether it is being copied."""
+        copy = self._copy
+        if copy is None or copy.snapshot_id != snapshot_id:
+            return False
+        copy.image.abandon("nobody wants it any more")
+        return True
+
+    def release_up_to(self, snapshot_id: int) -> None:
+        """Abandons the image of one of these cuts."""
+        if self._copy is not None and self._copy.snapshot_id <= snapshot_id:
+            self.release(self._copy.snapshot_id)
+
+    async def _run(
+        self, engine: ApplyEngine, copy: _Copy, then: Callable[[Image], None]
+    ) -> None:
+        await in_thread(partial(engine.copy_image, copy.image), is_background=True)
+        engine.end_image(copy.image)
+        if self._copy is copy:
+            self._copy = None
+        then(copy.image)
