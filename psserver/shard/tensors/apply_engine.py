@@ -32,12 +32,12 @@ from psserver.shard.tensors.contribution import (
 from psserver.shard.tensors.declared_optimizers import DeclaredOptimizers
 from psserver.shard.tensors.delay_rules import DelayRules, compensated, scaled_rates
 from psserver.shard.tensors.optimizer_state import check_state
+from psserver.shard.tensors.pending_image import PendingImage
 from psserver.shard.tensors.robust_aggregate import (
     coordinatewise,
     products_of,
     spread,
 )
-from psserver.shard.tensors.pending_image import PendingImage
 from psserver.shard.tensors.sent_values import SentValues
 from psserver.shard.tensors.shard_optimizers import MasterValues, ShardOptimizers
 from psserver.shard.tensors.shard_vectors import (
