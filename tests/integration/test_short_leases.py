@@ -1,15 +1,19 @@
 """How soon a lost worker is noticed."""
 
+import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import pytest
 
+from pswire.security.credentials import Credentials
 from tests.doubles.children import Nursery
+from tests.doubles.made_certificates import SERVER, MadeCertificates
 from tests.integration.job import Job
 from tests.integration.processes import Processes
 
@@ -38,19 +42,34 @@ with psworker.connect(step_timeout_s=60, start_timeout_s=60) as ps:
 
 @contextmanager
 def two_workers(
-    nursery: Nursery, folder: Path, lease_ms: int, *arguments: str
+    nursery: Nursery,
+    folder: Path,
+    lease_ms: int,
+    *arguments: str,
+    made: MadeCertificates | None = None,
 ) -> Iterator[tuple[Job, Processes]]:
     """A job in which `w0` and `w1` train, `w1` with these arguments."""
     script = folder / "train.py"
     script.write_text(WORKER)
-    job = Job(folder / "state", lease_ttl_ms=lease_ms, sockets=True)
-    with job, Processes(folder, nursery) as processes:
+    job = Job(
+        folder / "state",
+        lease_ttl_ms=lease_ms,
+        sockets=True,
+        credentials=made.credentials(SERVER) if made else Credentials(),
+    )
+    own = made.environment(SERVER) if made else {}
+    with (
+        mock.patch.dict(os.environ, own),
+        job,
+        Processes(folder, nursery) as processes,
+    ):
         for name, given in (("w0", ()), ("w1", arguments)):
             processes.start(
                 name,
                 *(str(script), *given),
                 PS_COORDINATOR=job.address,
                 PS_WORKER_ID=name,
+                **(made.environment(f"worker-{name}") if made else {}),
             )
         for name in ("w0", "w1"):
             assert processes.line(name) == "step 3"
@@ -59,9 +78,14 @@ def two_workers(
 
 
 @pytest.mark.parametrize(
-    ("number", "lease_ms", "bound_s"),
-    [(signal.SIGSTOP, 6_000, 6.0), (signal.SIGKILL, 30_000, 15.0)],
-    ids=["stopped", "killed"],
+    ("number", "lease_ms", "bound_s", "has_tls"),
+    [
+        (signal.SIGSTOP, 6_000, 6.0, False),
+        (signal.SIGKILL, 30_000, 15.0, False),
+        pytest.param(signal.SIGSTOP, 6_000, 6.0, True, marks=pytest.mark.repeat),
+        (signal.SIGKILL, 30_000, 15.0, True),
+    ],
+    ids=["stopped", "killed", "stopped with TLS", "killed with TLS"],
 )
 @pytest.mark.timeout(240)
 def test_a_lost_worker_is_taken_out(
@@ -70,13 +94,15 @@ def test_a_lost_worker_is_taken_out(
     number: signal.Signals,
     lease_ms: int,
     bound_s: float,
+    has_tls: bool,
 ) -> None:
     """Within the lease when it hangs, long before when it is dead.
 
     The leases are long beside what a busy machine adds: it takes 0.6 of one, and a
     quarter of a second.
     """
-    with two_workers(nursery, tmp_path, lease_ms) as (job, processes):
+    made = MadeCertificates(tmp_path / "certificates") if has_tls else None
+    with two_workers(nursery, tmp_path, lease_ms, made=made) as (job, processes):
         processes.send("w1", number)
         began = time.monotonic()
         record = job.wait_record(lambda record: len(record.members) == 1)
@@ -95,13 +121,17 @@ def test_a_lost_worker_is_taken_out(
 
 # In `test_worker_lifecycle.py` another worker moves all the bytes it can meanwhile.
 @pytest.mark.repeat
+@pytest.mark.parametrize("has_tls", [False, True])
 @pytest.mark.timeout(240)
 def test_a_worker_that_keeps_its_interpreter_busy_keeps_its_place(
-    nursery: Nursery,
-    tmp_path: Path,
+    nursery: Nursery, tmp_path: Path, has_tls: bool
 ) -> None:
     """Pings are answered by gRPC's own threads, for longer than two leases."""
-    with two_workers(nursery, tmp_path, SHORT_LEASE_MS, "hold") as (job, processes):
+    made = MadeCertificates(tmp_path / "certificates") if has_tls else None
+    with two_workers(nursery, tmp_path, SHORT_LEASE_MS, "hold", made=made) as (
+        job,
+        processes,
+    ):
         record = job.wait_record(lambda record: len(record.members) == 2)
         assert processes.line("w1") == "step 203"
         assert job.ask(lambda: job.coordinator.core.record) == record
