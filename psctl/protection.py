@@ -50,11 +50,12 @@ class Protection:
     admin: Environment = field(default_factory=UNPROTECTED.copy)
 
 
-def made_protection(folder: Path, *, has_tls: bool) -> Protection:
-    """Makes tokens, and certificates for 127.0.0.1, in an empty folder.
+def made_protection(folder: Path, *, has_tokens: bool, has_tls: bool) -> Protection:
+    """Makes tokens, certificates for 127.0.0.1, or both, in an empty folder.
 
     Args:
         folder: Where.
+        has_tokens: Whether tokens are made, which then say who calls.
         has_tls: Whether certificates are made, which takes the extra `tls`.
     """
     certificates = folder / "certificates"
@@ -66,9 +67,11 @@ def made_protection(folder: Path, *, has_tls: bool) -> Protection:
     tokens = folder / "tokens.json"
 
     def of(role: Role, certificate: str) -> dict[str, str]:
-        token = folder / f"{role}.token"
-        create(tokens, role, "", None, token)
-        found = {**UNPROTECTED, TOKEN_FILE_VARIABLE: str(token)}
+        found = UNPROTECTED.copy()
+        if has_tokens:
+            token = folder / f"{role}.token"
+            create(tokens, role, "", None, token)
+            found[TOKEN_FILE_VARIABLE] = str(token)
         if has_tls:
             found |= {
                 TLS_CA_VARIABLE: str(certificates / certificate / "ca.pem"),
@@ -77,8 +80,9 @@ def made_protection(folder: Path, *, has_tls: bool) -> Protection:
             }
         return found
 
+    asked = {TOKENS_VARIABLE: str(tokens)} if has_tokens else {}
     return Protection(
-        daemons={**of(Role.SHARD, "server-127.0.0.1"), TOKENS_VARIABLE: str(tokens)},
+        daemons={**of(Role.SHARD, "server-127.0.0.1"), **asked},
         workers=of(Role.WORKER, "worker"),
         admin=of(Role.ADMIN, "admin"),
     )

@@ -86,7 +86,7 @@ class Job:
         if plan.is_secure:
             folder = scratch / "credentials"
             folder.mkdir(mode=0o700)
-            protection = made_protection(folder, has_tls=True)
+            protection = made_protection(folder, has_tokens=True, has_tls=True)
         self.coordinator = start_daemons(
             children,
             scratch,

@@ -1,4 +1,4 @@
-"""What tokens and TLS cost: the same steps in jobs without, with tokens, and with both.
+"""What tokens and TLS cost: the same steps in jobs without, and with either.
 
 Each job has a shard, and a worker that is in all of them.
 """
@@ -38,7 +38,9 @@ def _start(ground: Ground) -> dict[str, str]:
         if name != _PLAIN:
             folder = ground.scratch / f"{name}-credentials"
             folder.mkdir(mode=0o700)
-            protection = made_protection(folder, has_tls=has_tls)
+            protection = made_protection(
+                folder, has_tokens=not has_tls, has_tls=has_tls
+            )
         places[name] = ground.start_job(name=name, protection=protection)
         places[_environment(name)] = json.dumps(dict(protection.workers))
     return places
@@ -76,7 +78,7 @@ def _workload(
         entries=(
             _entry(_PLAIN, "nothing asked of anybody", begin(_PLAIN)),
             _entry(_TOKENS, "a token with each call", begin(_TOKENS)),
-            _entry(_TLS, "mutual TLS 1.3, and a token with each call", begin(_TLS)),
+            _entry(_TLS, "mutual TLS 1.3", begin(_TLS)),
         ),
         targets=(time_at_most(_TOKENS, limit, _PLAIN),),
         start=_start,
