@@ -120,7 +120,7 @@ newest: ## test with the newest versions that there are
 	@test -x .venv-newest/bin/pip || $(PYTHON) -m venv .venv-newest
 	@.venv-newest/bin/pip install $(PIP_FLAGS) --upgrade hatchling editables
 	@.venv-newest/bin/pip install $(PIP_FLAGS) --upgrade --upgrade-strategy eager \
-		--no-build-isolation --editable '.[demo,mnist5k,plot,s3,tls,dev]'
+		--no-build-isolation --editable '.[demo,mnist5k,plot,privacy,s3,tls,dev]'
 	.venv-newest/bin/pytest -q tests/unit tests/property $(ARGS)
 	.venv-newest/bin/psctl demo
 
@@ -196,7 +196,7 @@ clean: ## remove what these commands made
 	@echo '  installing paramserver with its dependencies and tools' >&2
 	@$(BIN)/pip install $(PIP_FLAGS) hatchling editables --constraint constraints.txt
 	@$(BIN)/pip install $(PIP_FLAGS) --no-build-isolation --constraint constraints.txt \
-		--editable '.[demo,mnist5k,plot,s3,tls,dev]'
+		--editable '.[demo,mnist5k,plot,privacy,s3,tls,dev]'
 	@touch $@
 
 .venv-oldest/installed: pyproject.toml constraints-oldest.txt
@@ -205,7 +205,7 @@ clean: ## remove what these commands made
 	@test -x .venv-oldest/bin/pip || $(PYTHON) -m venv .venv-oldest
 	@.venv-oldest/bin/pip install $(PIP_FLAGS) hatchling editables
 	@.venv-oldest/bin/pip install $(PIP_FLAGS) --no-build-isolation \
-		--constraint constraints-oldest.txt --editable '.[demo,mnist5k,plot,s3,tls,dev]'
+		--constraint constraints-oldest.txt --editable '.[demo,mnist5k,plot,privacy,s3,tls,dev]'
 	@touch $@
 
 # Where it can't be had, the tests that need it skip and say so.

@@ -5,6 +5,7 @@ The JSON keeps its names within a `schema_version`; new ones may be added.
 """
 
 import asyncio
+import math
 from collections.abc import Collection, Coroutine
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
@@ -27,6 +28,7 @@ from psworker.transport.call_error import CallError
 from psworker.transport.status_client import (
     CheckpointStatus,
     JobStatus,
+    PrivacyStatus,
     ShardStatus,
     WorkerStatus,
     fetch_status,
@@ -123,7 +125,13 @@ def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
         ],
         "epochs": [_epoch_json(epoch) for epoch in status.epochs],
         "checkpoints": status.checkpoints and _checkpoints_json(status.checkpoints),
+        "privacy": status.privacy and _privacy_json(status.privacy),
     }
+
+
+def _privacy_json(privacy: PrivacyStatus) -> dict[str, object]:
+    epsilon = privacy.epsilon if math.isfinite(privacy.epsilon) else None
+    return {**asdict(privacy), "epsilon": epsilon}
 
 
 def _checkpoints_json(checkpoints: CheckpointStatus) -> dict[str, object]:
@@ -274,6 +282,7 @@ def _facts(status: JobStatus) -> list[tuple[str, str]]:
         ("began with", _brought_text(status)),
         ("gradients", f"clipped to a norm of {clip:g}" if clip else ""),
         ("compressed", printable(status.compression)),
+        ("privacy", _privacy_text(status.privacy)),
         *(
             (
                 "split",
@@ -302,6 +311,20 @@ def _checkpoint_text(checkpoints: CheckpointStatus | None) -> str:
     if checkpoints.failure:
         text += f"; the last try has failed: {printable(checkpoints.failure)}"
     return text
+
+
+def _privacy_text(privacy: PrivacyStatus | None) -> str:
+    """The budget that is spent, and by what it is counted; empty without any."""
+    if privacy is None:
+        return ""
+    is_known = math.isfinite(privacy.epsilon)
+    spent = f"{privacy.epsilon:.4g}" if is_known else "more than all"
+    return (
+        f"epsilon {spent} of {privacy.epsilon_max:.4g} spent for each sample, at delta "
+        f"{privacy.delta:g}: {privacy.participation_count} of "
+        f"{privacy.participation_max} participations, noise "
+        f"{privacy.noise_multiplier:g} x {privacy.max_grad_norm:g}"
+    )
 
 
 def _evictions_text(status: JobStatus) -> str:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         OptimizerMismatchError,
         OptimizerUnsupportedError,
         PermissionDeniedError,
+        PrivacyBudgetError,
         ProtocolError,
         PsError,
         SchemaMismatchError,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         WorkerIdTakenError,
     )
     from psworker.member.rewinds import Rewind
+    from psworker.optim.privacy import DifferentialPrivacy
     from psworker.optim.push_result import PushResult
     from psworker.snapshots.snapshot import Snapshot, SnapshotReader
     from psworker.tensors.compression import Compression
@@ -71,6 +73,7 @@ __all__ = [
     "Connection",
     "CorruptionError",
     "DataOrderError",
+    "DifferentialPrivacy",
     "EvictedError",
     "HyperparameterError",
     "JobEndedError",
@@ -80,6 +83,7 @@ __all__ = [
     "OptimizerMismatchError",
     "OptimizerUnsupportedError",
     "PermissionDeniedError",
+    "PrivacyBudgetError",
     "ProtocolError",
     "PsError",
     "PushResult",
@@ -109,6 +113,7 @@ _MODULES = {
     "Connection": "connection",
     "LocalConnection": "connection",
     "connect": "connecting",
+    "DifferentialPrivacy": "optim.privacy",
     "PushResult": "optim.push_result",
     "Rewind": "member.rewinds",
     "Snapshot": "snapshots.snapshot",

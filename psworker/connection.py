@@ -22,6 +22,7 @@ from psworker.optim.buffer_policies import BufferChoice
 from psworker.optim.checks import check_overlap
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.prepare import PrepareOptions
+from psworker.optim.privacy import DifferentialPrivacy
 from psworker.optim.published import NOT_PREPARED_TEXT
 from psworker.optim.push_result import PushResult
 from psworker.optim.user_calls import UserCalls
@@ -181,6 +182,7 @@ class Connection:
         overlap: bool = False,
         compression: CompressionChoice = None,
         loss: str | None = None,
+        differential_privacy: DifferentialPrivacy | None = None,
         **named: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401, what was given
         """Joins the job with models, optimizers, loaders and schedulers.
@@ -220,6 +222,9 @@ class Connection:
             loss: What the loss is over its batch: `"mean"`, or `"sum"`, as with
                 `reduction="sum"`, and then the gradients of all workers are added up;
                 the same on every worker. By default a mean. See docs/data.md.
+            differential_privacy: Clips the gradient of each sample and adds noise,
+                and counts what that promises for each sample of the loader; the same
+                on every worker. See docs/privacy.md.
             named: Further objects, by the names that they have in the job and in
                 snapshots.
 
@@ -233,7 +238,7 @@ class Connection:
                 norm, or `loss` no such word.
             SchemaMismatchError: The job trains another model.
             OptimizerMismatchError: The job has another optimizer, clips otherwise, or
-                has another loss.
+                has another loss or differential privacy.
             OptimizerUnsupportedError: Shards can't run an optimizer.
             UnsupportedError: A group of processes can't do that.
             StartTimeoutError: The job did not start in time.
@@ -244,6 +249,7 @@ class Connection:
             overlap=overlap,
             compression=compression,
             loss=loss,
+            differential_privacy=differential_privacy,
             calls=self._calls,
         )
 

@@ -13,6 +13,7 @@
     ├── OptimizerMismatchError                    another optimizer than the job's
     ├── DataOrderError                            another order of data than the job's
     ├── SplitError                                another split than the job's
+    ├── PrivacyBudgetError                        no more may be told of the samples
     ├── EvictedError                              the job goes on without this worker
     ├── JobEndedError                             the job is over
     │   └── JobFailedError                        ... because it can't go on
@@ -109,6 +110,13 @@ class DataOrderError(PsError):
 
 class SplitError(PsError):
     """The split differs from the one that the job recorded under that name."""
+
+
+class PrivacyBudgetError(PsError):
+    """A sample would take part more often than differential privacy allows.
+
+    Raised before anything is drawn, so that the steps before are as they were.
+    """
 
 
 class EvictedError(PsError):
@@ -276,6 +284,7 @@ ERROR_CLASSES: Final[Mapping[ErrorReason, type[PsError]]] = MappingProxyType(
         ErrorReason.CREDENTIAL_ENDED: AuthenticationError,
         ErrorReason.PERMISSION_DENIED: PermissionDeniedError,
         ErrorReason.BUSY: UnavailableError,
+        ErrorReason.PRIVACY_BUDGET_SPENT: PrivacyBudgetError,
     }
 )
 """Class of every reason that a server may give."""

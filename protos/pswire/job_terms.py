@@ -7,6 +7,7 @@ from pswire.compression import NO_COMPRESSION, Compression
 from pswire.job_settings import JobSettings
 from pswire.optimizers import SUPPORTED, SparseGradients
 from pswire.placement import Placement, place
+from pswire.privacy import Privacy
 from pswire.schema import ModelSchema, OptimizerSpec
 
 
@@ -20,12 +21,14 @@ class JobTerms:
             what was declared of them since, oldest first.
         clip_grad_norm: Global norm that gradients are clipped to, 0 for no clipping.
         compression: How gradients and values are sent.
+        privacy: What is promised about samples, `None` for nothing.
     """
 
     schema: ModelSchema
     optimizers: tuple[OptimizerSpec, ...]
     clip_grad_norm: float = 0.0
     compression: Compression = NO_COMPRESSION
+    privacy: Privacy | None = None
 
     @property
     def first_optimizers(self) -> tuple[OptimizerSpec, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from pswire.compression import Compression
 from pswire.job_terms import JobTerms
 from pswire.object_marks import ObjectMark
+from pswire.privacy import Privacy
 from pswire.schema import (
     ElementType,
     EntryKind,
@@ -20,7 +21,7 @@ from pswire.schema import (
 
 
 def _fields_of(
-    value: SchemaEntry | ObjectMark | OptimizerSpec | ParameterGroup,
+    value: SchemaEntry | ObjectMark | OptimizerSpec | ParameterGroup | Privacy,
 ) -> dict[str, Any]:
     # `asdict` copies each value: three times as long for a model of 200,000 tensors.
     return {each: getattr(value, each) for each in value.__slots__}
@@ -39,6 +40,7 @@ def dump_terms(terms: JobTerms) -> dict[str, Any]:
         ],
         "clip_grad_norm": terms.clip_grad_norm,
         "compression": str(terms.compression),
+        "privacy": None if terms.privacy is None else _fields_of(terms.privacy),
     }
 
 
@@ -74,9 +76,12 @@ def load_terms(data: Mapping[str, Any]) -> JobTerms:
     )
     # A file of an earlier release has no marks.
     marks = tuple(ObjectMark(**mark) for mark in data["schema"].get("marks", []))
+    privacy = data.get("privacy")
     return JobTerms(
         schema=ModelSchema(entries, marks),
         optimizers=optimizers,
         clip_grad_norm=data.get("clip_grad_norm", 0.0),
         compression=Compression.parse(data.get("compression", "")),
+        privacy=privacy
+        and Privacy(**{**privacy, "epsilons": tuple(privacy["epsilons"])}),
     )

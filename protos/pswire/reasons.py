@@ -58,6 +58,7 @@ class ErrorReason(IntEnum):
     CREDENTIAL_ENDED = 41
     PERMISSION_DENIED = 42
     BUSY = 45
+    PRIVACY_BUDGET_SPENT = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,11 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
             True,
             "ask again in a moment: nothing was changed; if it lasts, look at what "
             "calls this process, or raise its --limit",
+        ),
+        ErrorReason.PRIVACY_BUDGET_SPENT: ErrorCase(
+            "FAILED_PRECONDITION",
+            False,
+            "end training here: a further step would promise less than was asked for",
         ),
         ErrorReason.STATE_NOT_WRITTEN: ErrorCase(
             "UNAVAILABLE",

@@ -15,6 +15,7 @@ from pswire.job_terms import JobTerms
 from pswire.limits import ENTRY_COUNT_MAX, GROUP_COUNT_MAX, MODEL_BYTES_MAX
 from pswire.names import check_name
 from pswire.object_marks import ObjectMark
+from pswire.privacy import Privacy
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import (
     ElementType,
@@ -35,6 +36,7 @@ class TermsFields(TypedDict):
     optimizers: list[schema_pb2.OptimizerSpec]
     clip_grad_norm: float
     compression: str
+    privacy: schema_pb2.Privacy | None
 
 
 def terms_fields(terms: JobTerms) -> TermsFields:
@@ -48,6 +50,7 @@ def terms_fields(terms: JobTerms) -> TermsFields:
         "optimizers": [optimizer_to_message(spec) for spec in terms.optimizers],
         "clip_grad_norm": terms.clip_grad_norm,
         "compression": str(terms.compression),
+        "privacy": None if terms.privacy is None else _privacy_message(terms.privacy),
     }
 
 
@@ -67,7 +70,28 @@ def read_terms(
         ),
         clip_grad_norm=message.clip_grad_norm,
         compression=Compression.parse(message.compression),
+        privacy=_read_privacy(message.privacy) if message.HasField("privacy") else None,
     )
+
+
+def _privacy_message(privacy: Privacy) -> schema_pb2.Privacy:
+    return schema_pb2.Privacy(
+        noise_multiplier=privacy.noise_multiplier,
+        max_grad_norm=privacy.max_grad_norm,
+        delta=privacy.delta,
+        epsilons=privacy.epsilons,
+    )
+
+
+def _read_privacy(message: schema_pb2.Privacy) -> Privacy:
+    privacy = Privacy(
+        noise_multiplier=message.noise_multiplier,
+        max_grad_norm=message.max_grad_norm,
+        delta=message.delta,
+        epsilons=tuple(message.epsilons),
+    )
+    privacy.check()
+    return privacy
 
 
 def schema_to_message(schema: ModelSchema) -> schema_pb2.ModelSchema:

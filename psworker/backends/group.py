@@ -495,6 +495,12 @@ class Group:
                 "gradients are final only once the group has averaged them, which "
                 "overlaps with backward() by itself; leave overlap out"
             )
+        if options.differential_privacy is not None:
+            raise UnsupportedError(
+                "differential_privacy is not possible for DistributedDataParallel: it "
+                "averages gradients before any is clipped; give prepare() the model "
+                "itself, and each process is a worker"
+            )
         first, *_ = found = self._check_models(wrapped)
         plain = {
             id(each): inner.module for each, inner in zip(models, found, strict=True)

@@ -19,11 +19,16 @@ from psworker.backends import termination
 from psworker.backends.backend import WorkerPlace
 from psworker.backends.prepared import PreparedObjects, leased
 from psworker.config import WorkerConfig
-from psworker.data import LeasedLoader
+from psworker.data import CountedLoader, LeasedLoader
 from psworker.data.batch_tensors import watch_calls
 from psworker.data.pending import PendingData
 from psworker.data.source import part_in_rounds
-from psworker.errors import ConfigurationError, ConnectError, PsError
+from psworker.errors import (
+    ConfigurationError,
+    ConnectError,
+    PsError,
+    UnsupportedError,
+)
 from psworker.event_loop import EventLoop, LoopFuture
 from psworker.launch.reachability import (
     problem_behind_call,
@@ -40,6 +45,8 @@ from psworker.optim.gradients import SpentGradients
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.prepare import Prepared, PrepareOptions, sort_objects
+from psworker.optim.privacy import DifferentialPrivacy
+from psworker.optim.private_gradients import PrivateGradients
 from psworker.optim.published import Published
 from psworker.optim.wrappers import data_parallel_in, is_in_group
 from psworker.steps.job_tensors import JobTensors
@@ -149,6 +156,12 @@ class Job:
             wait_timeout_s=self._config.step_timeout_s,
         )
         loaders = leased(given.loaders, link)
+        private = _private_gradients(
+            given,
+            options.differential_privacy,
+            self._session.worker.worker_id,
+            loaders.values(),
+        )
         try:
             stepper = self._join_in_order(given, options, loaders)
         except OtherOrderError as other:
@@ -164,6 +177,7 @@ class Job:
                 made.watch_parameters(stepper.settle)
             return made
 
+        stepper.private = private
         self._stepper = stepper
         self._prepared = prepared = PreparedObjects(given, loaders, make)
         link.start(stepper, prepared.optimizers)
@@ -202,6 +216,11 @@ class Job:
         assert self._prepared is not None, "it has joined"
         assert self._stepper is not None, "it has joined"
         stepper, prepared = self._stepper, self._prepared
+        if stepper.private is not None:
+            raise UnsupportedError(
+                "ps.publish() sends values as they are, and this job has "
+                "differential_privacy: set them before prepare()"
+            )
         stepper.settle()
         optimizer = next(iter(prepared.optimizers.values()))
 
@@ -539,3 +558,32 @@ def _connect_error(config: WorkerConfig, error: CallError) -> ConnectError | PsE
         return error.to_ps_error()
     problem = problem_behind_call(config.coordinator, error.code, error.text)
     return unreachable(config.coordinator, config.connect_timeout_s, problem)
+
+
+def _private_gradients(
+    given: Prepared,
+    choice: DifferentialPrivacy | None,
+    worker_id: str,
+    loaders: Iterable[LeasedLoader | CountedLoader],
+) -> PrivateGradients | None:
+    """What makes the gradients of a job private, if they are to be.
+
+    Raises:
+        UnsupportedError: The job would not count how often a sample takes part.
+    """
+    if choice is None or given.privacy is None:
+        return None
+    for loader in loaders:
+        if not isinstance(loader, LeasedLoader):
+            raise UnsupportedError(
+                "differential_privacy needs a loader whose data the job leases, so "
+                "that it counts how often a sample takes part: leave a split of your "
+                "own, as by DistributedSampler, out"
+            )
+        loader.draws_once = True
+    return PrivateGradients(
+        given.privacy,
+        given.models,
+        choice.random_bytes(worker_id),
+        loss_is_sum=given.loss == "sum",
+    )

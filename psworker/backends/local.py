@@ -19,7 +19,7 @@ from pswire.checkpoint.registered_state import encode_states
 from psworker.backends.backend import WorkerPlace
 from psworker.data.batch_tensors import watch_calls
 from psworker.data.local_loader import LocalDraws, LocalLoader, local_loader
-from psworker.errors import refuse_closed
+from psworker.errors import UnsupportedError, refuse_closed
 from psworker.launch.torchrun import TorchrunProcess
 from psworker.member.rewinds import RewindCallback
 from psworker.member.script_state import HasState
@@ -138,6 +138,11 @@ class Local:
 
     def _check(self, options: PrepareOptions) -> None:
         check_clip_norm(options.clip_grad_norm)
+        if options.differential_privacy is not None:
+            raise UnsupportedError(
+                "differential_privacy needs a job, whose coordinator counts how often "
+                "a sample takes part: name one by PS_COORDINATOR=HOST:PORT"
+            )
         check_loss(options.loss, self._loss if self._is_prepared else None)
         read_compression(options.compression)
         read_choice(options.buffers)

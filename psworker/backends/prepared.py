@@ -22,6 +22,7 @@ from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.optimizer_state import states_of
 from psworker.optim.prepare import Prepared, PrepareOptions, point_schedulers
+from psworker.optim.privacy import check_private
 from psworker.optim.wrappers import without_wrappers
 from psworker.tensors.compression import CompressionChoice, read_compression
 
@@ -110,6 +111,12 @@ class PreparedObjects:
         _refuse_other_choices(given, options.buffers, options.compression)
         check_loss(options.loss, given.loss)
         check_same_clip_norm(options.clip_grad_norm, given.clip_grad_norm or None)
+        if options.differential_privacy is not None and given.privacy is None:
+            raise ConfigurationError(
+                "the job promises nothing about its samples, since the first prepare() "
+                "had no differential_privacy: give it there"
+            )
+        check_private(options.differential_privacy, given.privacy)
         again = self._sort(call)
         specs = {
             name: describe_optimizer(

@@ -49,7 +49,12 @@ class LeasedLoader(PreparedLoader):
     Prepare the loaders you train on, and iterate a loader for evaluation as it is: here
     each worker gets a part of the data. Batches that a backward pass has reached weigh
     the next `optimizer.step()`; what is skipped or drawn ahead does not.
+
+    Attributes:
+        draws_once: Whether an order that has a sample twice is refused.
     """
+
+    draws_once = False
 
     def __init__(
         self, loader: DataLoader[Any], source: DataSource, *, name: str = "loader"
@@ -247,6 +252,8 @@ class LeasedLoader(PreparedLoader):
     def _batches_held(self, epoch: int, draw: EpochDraw) -> Iterator[Any]:
         """Batches of an epoch for as long as this start of the worker may have any."""
         order = draw.order(self._open(epoch, draw))
+        if self.draws_once:
+            order.refuse_repeated(len(self._loader.dataset))  # type: ignore[arg-type]
         leases = EpochLeases(
             self._source,
             loader=self._name,

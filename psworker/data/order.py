@@ -75,6 +75,24 @@ class EpochOrder:
             return order_digest(self.indices)
         return order_digest(np.concatenate([self.bounds, self.indices]))
 
+    def refuse_repeated(self, length: int) -> None:
+        """Checks that it has no sample twice.
+
+        Args:
+            length: Samples of the data set.
+
+        Raises:
+            LoaderRefused: It has.
+        """
+        # An index from the end is that of a sample too.
+        distinct_count = len(np.unique(self.indices % max(length, 1)))
+        if distinct_count != len(self.indices):
+            raise LoaderRefused(
+                f"the sampler draws {len(self.indices)} samples and only "
+                f"{distinct_count} different ones, and with differential_privacy each "
+                "may take part once in an epoch: draw without replacement"
+            )
+
     def at(self, start: int, stop: int) -> list[int]:
         """Indices of positions `[start, stop)`, which are one batch."""
         if self.bounds is not None:

@@ -6,7 +6,14 @@ from typing import Any, Final, Self
 
 from psworker.errors import ConfigurationError, refuse_name
 
-OPTIONS: Final = ("clip_grad_norm", "buffers", "overlap", "compression", "loss")
+OPTIONS: Final = (
+    "clip_grad_norm",
+    "buffers",
+    "overlap",
+    "compression",
+    "loss",
+    "differential_privacy",
+)
 """What `prepare` takes by keyword that is no name of an object."""
 
 _NAME_CURE: Final = "give prepare() the object under another name"

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.job_terms import JobTerms
+from pswire.privacy import Privacy
 from pswire.schema import EntryKind, ModelSchema, OptimizerSpec
 from psworker.optim.adjusters import LossScales, parts
 from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_policies
@@ -24,6 +25,11 @@ from psworker.optim.named_objects import NamedObjects
 from psworker.optim.object_marks import mark_loaders, mark_models
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.optimizer_state import States, states_of
+from psworker.optim.privacy import (
+    DifferentialPrivacy,
+    check_private,
+    refuse_unprotected,
+)
 from psworker.optim.user_calls import UserCalls
 from psworker.tensors.compression import CompressionChoice, read_compression
 
@@ -46,6 +52,7 @@ class PrepareOptions:
     overlap: bool = False
     compression: CompressionChoice = None
     loss: str | None = None
+    differential_privacy: DifferentialPrivacy | None = None
     calls: UserCalls = field(default_factory=UserCalls)
 
 
@@ -68,6 +75,7 @@ class Prepared:
         compression: How gradients and values are sent.
         held: Parameters that some optimizer has, by their entries.
         followed: Other parameters, whose values the leader sends when they change.
+        privacy: What is promised about samples, `None` for nothing.
     """
 
     objects: NamedObjects
@@ -84,6 +92,7 @@ class Prepared:
     compression: Compression = NO_COMPRESSION
     held: frozenset[int] = frozenset()
     followed: frozenset[int] = frozenset()
+    privacy: Privacy | None = None
 
     @property
     def terms(self) -> JobTerms:
@@ -93,6 +102,7 @@ class Prepared:
             optimizers=tuple(self.specs.values()),
             clip_grad_norm=self.clip_grad_norm,
             compression=self.compression,
+            privacy=self.privacy,
         )
 
     @property
@@ -178,7 +188,18 @@ def sort_objects(
     }
     refuse_modules(models, bound.tensors, specs)
     held = frozenset(index for spec in specs.values() for index in spec.entry_indexes)
-    policies = choose_policies(bound, options.buffers)
+    private = options.differential_privacy
+    if private is not None:
+        check_private(private)
+        refuse_unprotected(
+            given,
+            models,
+            loaders,
+            optimizer_count=len(optimizers),
+            buffers=options.buffers,
+            overlap=options.overlap,
+        )
+    policies = choose_policies(bound, options.buffers if private is None else "local")
     refuse_shared_memory(bound.schema.entries, bound.tensors, policies)
     warn_of_extra_state(bound.models)
     return Prepared(
@@ -195,18 +216,23 @@ def sort_objects(
         loss_scales=LossScales(scalers),
         compression=chosen,
         held=held,
-        followed=_followed(bound.schema, held, chosen),
+        followed=_followed(bound.schema, held, chosen, private),
+        privacy=None if private is None else private.terms(),
     )
 
 
 def _followed(
-    schema: ModelSchema, held: Collection[int], compression: Compression
+    schema: ModelSchema,
+    held: Collection[int],
+    compression: Compression,
+    private: DifferentialPrivacy | None,
 ) -> frozenset[int]:
     """Parameters that no optimizer has: a script may move them by itself.
 
-    Not in a job that sends fewer bytes: what came back would be rounded each time.
+    Not in a job that sends fewer bytes: what came back would be rounded each time. Nor
+    in one with differential privacy: they would go without noise.
     """
-    if compression != NO_COMPRESSION:
+    if compression != NO_COMPRESSION or private is not None:
         return frozenset()
     return frozenset(
         index

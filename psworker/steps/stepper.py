@@ -13,11 +13,12 @@ from typing_extensions import override
 from pswire import failpoints
 from psworker import fork_guard
 from psworker.data.pending import PendingData
-from psworker.errors import EvictedError, PsError
+from psworker.errors import EvictedError, PsError, UnsupportedError
 from psworker.member.exchange import PushExchange
 from psworker.member.joining import Joined
 from psworker.optim import gradients
 from psworker.optim.buffers import leads
+from psworker.optim.private_gradients import PrivateGradients
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import OptimizerStep, StepContents
 from psworker.optim.user_calls import UserCalls
@@ -34,6 +35,8 @@ class Stepper(Publisher):
 
     # Whether this process can ask shards for optimizer state.
     reads_state = True
+    # Puts private gradients in the place of the script's, None without.
+    private: PrivateGradients | None = None
 
     def __init__(
         self,
@@ -72,6 +75,8 @@ class Stepper(Publisher):
         """
         if failpoints.armed:
             failpoints.hit("worker.step")
+        if self.private is not None:
+            _refuse_unprotected(wanted)
         if wanted.load is not None:
             wanted = self._with_loaded_values(wanted, wanted.load)
         before = self.sequence_acknowledged
@@ -114,6 +119,8 @@ class Stepper(Publisher):
 
     def _with_gradient(self, wanted: OptimizerStep) -> StepContents:
         """The gradient that is there, with its data, weight, norm and verdict."""
+        if self.private is not None:
+            self._make_private(self.private, wanted)
         held = gradients.gradients_of(wanted.spec, wanted.groups, self._store.tensors)
         scale = wanted.scale
         loss_scale = 1.0 if scale is None else gradients.unscale(held, scale)
@@ -159,6 +166,17 @@ class Stepper(Publisher):
             is_discarded=is_discarded,
         )
 
+    def _make_private(self, private: PrivateGradients, wanted: OptimizerStep) -> None:
+        if self._has_stale_gradient or wanted.weight == 0:
+            private.forget()  # none is sent
+            return
+        tensors = self._store.tensors
+        private.replace(
+            [tensors[index] for index in wanted.spec.entry_indexes],
+            self.pending.trained_count,
+            is_new=self._spent.has_new(tensors),
+        )
+
     def _conclude(
         self, exchange: PushExchange, *, is_awaited: bool
     ) -> PushResult | None:
@@ -196,6 +214,8 @@ class Stepper(Publisher):
 
     def note_zeroed(self) -> None:
         """What was behind gradients that were zeroed has no weight."""
+        if self.private is not None:
+            self.private.forget()
         if self.pending.has_trained and not self.has_gradient:
             self.pending.throw_away()
 
@@ -218,6 +238,8 @@ class Stepper(Publisher):
     def close(self) -> None:
         if self._hooks is not None:
             self._hooks.remove()
+        if self.private is not None:
+            self.private.remove()
         super().close()
 
     # What the hooks of the models call
@@ -293,3 +315,26 @@ class Stepper(Publisher):
                 "completed before; the child can't read the model: %s",
                 error,
             )
+
+
+def _refuse_unprotected(wanted: OptimizerStep) -> None:
+    """Refuses what would go with a step without noise.
+
+    Raises:
+        UnsupportedError: With the cure. Nothing was sent.
+    """
+    if wanted.load is not None:
+        raise UnsupportedError(
+            "loaded or edited optimizer state would be sent as it is, and this job has "
+            "differential_privacy: load it before prepare()"
+        )
+    if wanted.weight:
+        raise UnsupportedError(
+            "with differential_privacy a push has the weight of the samples that were "
+            "drawn for it: leave step(weight=...) out"
+        )
+    if wanted.scale is not None or not wanted.is_finite:
+        raise UnsupportedError(
+            "a GradScaler tells all workers where a gradient without noise overflows: "
+            "with differential_privacy train in bfloat16, or without autocast"
+        )

@@ -115,6 +115,29 @@ class CheckpointStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyStatus:
+    """What is promised about samples, and how much of it is spent.
+
+    Attributes:
+        noise_multiplier: See `pswire.privacy.Privacy`.
+        max_grad_norm: Likewise.
+        delta: Likewise.
+        participation_count: How often a sample may have taken part, at most.
+        participation_max: How often one may.
+        epsilon: The bound by now; infinite where it is more than is known.
+        epsilon_max: The bound that the job ends at.
+    """
+
+    noise_multiplier: float
+    max_grad_norm: float
+    delta: float
+    participation_count: int
+    participation_max: int
+    epsilon: float
+    epsilon_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
     """Where a job stands.
 
@@ -139,6 +162,7 @@ class JobStatus:
         splits: Splits of data that were recorded, without their recipes.
         epochs: Data of the epochs that were opened last, the newest first.
         checkpoints: Its checkpoints; None for a job that makes none.
+        privacy: What is promised about samples; None for nothing.
     """
 
     settings: JobSettings
@@ -161,6 +185,7 @@ class JobStatus:
     splits: tuple[RecordedSplit, ...] = ()
     epochs: tuple[EpochReport, ...] = ()
     checkpoints: CheckpointStatus | None = None
+    privacy: PrivacyStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +326,13 @@ def status_of(message: pb.GetStatusResponse) -> JobStatus:
             if message.HasField("checkpoints")
             else None
         ),
+        privacy=_privacy_of(message.privacy) if message.HasField("privacy") else None,
+    )
+
+
+def _privacy_of(message: pb.PrivacyStatus) -> PrivacyStatus:
+    return PrivacyStatus(
+        **{name: getattr(message, name) for name in PrivacyStatus.__slots__}
     )
 
 

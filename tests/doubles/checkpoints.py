@@ -28,6 +28,7 @@ SCHEMA = ModelSchema(
 TERMS = JobTerms(schema=SCHEMA, optimizers=(sgd(groups=((0, 1),)),))
 JOB: dict[str, Any] = {
     "seed": 7,
+    "participation_count_before": 0,
     "record": json.loads(dump_record(record({"w0": 0, "w1": 0}))),
     "sequences": [],
     "incarnations": {"w0": 1, "w1": 1},

@@ -2536,7 +2536,7 @@ BUGS = (
             Edit(
                 f"{JOB_CORE}/data/epoch_ledger.py",
                 'is the heir\'s, in the same order."""\n'
-                "        pieces = [*self.held.pop(worker, ()), ",
+                "        pieces = [*self._take_back(worker), ",
                 'is the heir\'s, in the same order."""\n'
                 "        pieces = [*self.held.get(worker, ()), ",
             ),
@@ -2838,7 +2838,7 @@ BUGS = (
         (
             Edit(
                 f"{JOB_CORE}/job_progress.py",
-                "            self.ledger.return_to(epochs)\n",
+                "            self.ledger.return_to(epochs, participation_count)\n",
                 "",
             ),
         ),
@@ -2980,5 +2980,157 @@ BUGS = (
             ),
         ),
         tests=("tests/unit/psworker/transport/test_call_error.py",),
+    ),
+    PlantedBug(
+        "the gradient of a batch is clipped, not of each sample",
+        (
+            Edit(
+                "psworker/optim/private_gradients.py",
+                "    factors = (limit / (norms + _NORM_ADDEND * "
+                "limit)).clamp(max=1.0)\n",
+                "    factors = (limit / (norms.mean() + _NORM_ADDEND * "
+                "limit)).clamp(max=1.0)\n"
+                "    factors = factors.expand_as(norms)\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/optim/test_private_gradients.py::test_each_sample_is_clipped_by_itself",
+        ),
+    ),
+    PlantedBug(
+        "noise for the largest batch of a step, where a sample weighs the least",
+        (
+            Edit(
+                "psworker/optim/private_gradients.py",
+                "        largest_weight = max(",
+                "        largest_weight = min(",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/optim/test_private_gradients.py::test_the_noise_is_normal_of_the_stated_deviation",
+        ),
+    ),
+    PlantedBug(
+        "no noise where a parameter has no gradient",
+        (
+            Edit(
+                "psworker/optim/private_gradients.py",
+                "        trained = tuple(each for each in parameters if "
+                "each.requires_grad)\n",
+                "        trained = tuple(each for each in parameters if "
+                "each.grad is not None)\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/optim/test_private_gradients.py::test_the_noise_is_normal_of_the_stated_deviation",
+        ),
+    ),
+    PlantedBug(
+        "a sample that is not finite reaches the sum",
+        (
+            Edit(
+                "psworker/optim/private_gradients.py",
+                "            flat = "
+                "flat.masked_fill(~is_finite.to(flat.device).unsqueeze(1), 0.0)\n",
+                "            pass\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/optim/test_private_gradients.py::test_a_sample_without_a_finite_gradient_gives_nothing",
+        ),
+    ),
+    PlantedBug(
+        "a batch is pushed twice with new noise",
+        (
+            Edit(
+                "psworker/optim/private_gradients.py",
+                "        if sum(row_counts) != sample_count:\n",
+                "        if sum(row_counts) != (sample_count or sum(row_counts)):\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_privacy.py::test_what_would_count_twice_or_go_without_noise_is_refused",
+        ),
+    ),
+    PlantedBug(
+        "noise that repeats",
+        (
+            Edit(
+                "psworker/optim/privacy.py",
+                "            return secrets.token_bytes\n",
+                "            return lambda count: random.Random(0).randbytes(count)\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/optim/test_privacy.py::test_a_seed_for_tests_is_told",
+        ),
+    ),
+    PlantedBug(
+        "buffers go without noise",
+        (
+            Edit(
+                "psworker/optim/prepare.py",
+                'options.buffers if private is None else "local"',
+                "options.buffers",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/optim/test_privacy.py::test_no_buffer_nor_frozen_parameter_is_sent",
+        ),
+    ),
+    PlantedBug(
+        "data that is dealt again counts once",
+        (
+            Edit(
+                "psserver/coordinator/core/data/epoch_ledger.py",
+                "            self.taken_back[piece.start] = "
+                "self.taken_back.get(piece.start, 0) + 1\n",
+                "            self.taken_back[piece.start] = 0\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_core_ledger.py::test_an_epoch_counts_once_and_what_is_handed_out_again_once_more",
+        ),
+    ),
+    PlantedBug(
+        "a return to a checkpoint sets the privacy budget back",
+        (
+            Edit(
+                "psserver/coordinator/core/job_progress.py",
+                "        participation_count = "
+                "carried_over(self.ledger.participation_count, epochs)\n",
+                "        participation_count = 0\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_privacy.py::test_what_was_pushed_before_a_return_to_a_checkpoint_stays_spent",
+        ),
+    ),
+    PlantedBug(
+        "the privacy budget ends nothing",
+        (
+            Edit(
+                "psserver/coordinator/host/data_leases.py",
+                "        if privacy is None or count <= privacy.participation_max:\n",
+                "        if privacy is None or count:\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_privacy.py::test_epochs_are_counted_and_the_budget_ends_training",
+        ),
+    ),
+    PlantedBug(
+        "a worker without noise joins those with",
+        (
+            Edit(
+                "psserver/coordinator/core/job_model.py",
+                "        if str(theirs.privacy) != str(job.privacy):\n",
+                "        if theirs.privacy and str(theirs.privacy) != "
+                "str(job.privacy):\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_privacy.py::test_what_would_count_twice_or_go_without_noise_is_refused",
+        ),
     ),
 )

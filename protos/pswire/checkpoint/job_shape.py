@@ -78,11 +78,14 @@ _EPOCH: Final = fields(
         "settled_skipped_count": _COUNT,
         "revoked": _RANGES_OF,
         "repeated_count": _COUNT,
+        "taken_back": _RUNS,
+        "repetition_max": _COUNT,
     }
 )
 _JOB: Final = fields(
     {
         "seed": _COUNT,
+        "participation_count_before": _COUNT,
         "record": _RECORD,
         "sequences": rows(row(text, _COUNT, _COUNT)),
         "incarnations": names_of(_COUNT),

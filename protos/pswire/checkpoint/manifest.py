@@ -25,6 +25,7 @@ from pswire.checkpoint.json_shape import (
     flag,
     number,
     one_of,
+    optional,
     real,
     row,
     rows,
@@ -110,6 +111,16 @@ _TERMS: Final = fields(
         ),
         "clip_grad_norm": real,
         "compression": text,
+        "privacy": optional(
+            fields(
+                {
+                    "noise_multiplier": real,
+                    "max_grad_norm": real,
+                    "delta": real,
+                    "epsilons": rows(real),
+                }
+            )
+        ),
     }
 )
 _BODY: Final = fields(

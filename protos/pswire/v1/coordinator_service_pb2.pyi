@@ -174,6 +174,7 @@ class ShardView(google.protobuf.message.Message):
     SNAPSHOT_CLOSED_ID_FIELD_NUMBER: builtins.int
     CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
     COMPRESSION_FIELD_NUMBER: builtins.int
+    PRIVACY_FIELD_NUMBER: builtins.int
     CONTINUED_FIELD_NUMBER: builtins.int
     MEASURE_KEY_FIELD_NUMBER: builtins.int
     fence_closed_number: builtins.int
@@ -208,6 +209,10 @@ class ShardView(google.protobuf.message.Message):
     def record(self) -> pswire.v1.membership_pb2.Record:
         """Newest record. Unset before the start."""
 
+    @property
+    def privacy(self) -> pswire.v1.schema_pb2.Privacy:
+        """What is promised about samples. Unset for nothing."""
+
     def __init__(
         self,
         *,
@@ -218,11 +223,12 @@ class ShardView(google.protobuf.message.Message):
         snapshot_closed_id: builtins.int = ...,
         clip_grad_norm: builtins.float = ...,
         compression: builtins.str = ...,
+        privacy: pswire.v1.schema_pb2.Privacy | None = ...,
         continued: builtins.bool = ...,
         measure_key: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["record", b"record", "schema", b"schema"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "continued", b"continued", "fence_closed_number", b"fence_closed_number", "measure_key", b"measure_key", "optimizers", b"optimizers", "record", b"record", "schema", b"schema", "snapshot_closed_id", b"snapshot_closed_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["privacy", b"privacy", "record", b"record", "schema", b"schema"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "continued", b"continued", "fence_closed_number", b"fence_closed_number", "measure_key", b"measure_key", "optimizers", b"optimizers", "privacy", b"privacy", "record", b"record", "schema", b"schema", "snapshot_closed_id", b"snapshot_closed_id"]) -> None: ...
 
 global___ShardView = ShardView
 
@@ -1583,6 +1589,7 @@ class JoinRequest(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
     COMPRESSION_FIELD_NUMBER: builtins.int
+    PRIVACY_FIELD_NUMBER: builtins.int
     VALUES_DIGEST_FIELD_NUMBER: builtins.int
     STATE_DIGEST_FIELD_NUMBER: builtins.int
     job_id: builtins.str
@@ -1619,6 +1626,12 @@ class JoinRequest(google.protobuf.message.Message):
         it from the first round on.
         """
 
+    @property
+    def privacy(self) -> pswire.v1.schema_pb2.Privacy:
+        """What is promised about samples. Unset for nothing. That of the first worker
+        becomes the job's.
+        """
+
     def __init__(
         self,
         *,
@@ -1629,11 +1642,12 @@ class JoinRequest(google.protobuf.message.Message):
         job_id: builtins.str = ...,
         clip_grad_norm: builtins.float = ...,
         compression: builtins.str = ...,
+        privacy: pswire.v1.schema_pb2.Privacy | None = ...,
         values_digest: builtins.int = ...,
         state_digest: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["schema", b"schema", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "job_id", b"job_id", "loaders", b"loaders", "optimizers", b"optimizers", "schema", b"schema", "state_digest", b"state_digest", "values_digest", b"values_digest", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["privacy", b"privacy", "schema", b"schema", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "job_id", b"job_id", "loaders", b"loaders", "optimizers", b"optimizers", "privacy", b"privacy", "schema", b"schema", "state_digest", b"state_digest", "values_digest", b"values_digest", "worker", b"worker"]) -> None: ...
 
 global___JoinRequest = JoinRequest
 
@@ -2549,6 +2563,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     SPLITS_FIELD_NUMBER: builtins.int
     EPOCHS_FIELD_NUMBER: builtins.int
     CHECKPOINTS_FIELD_NUMBER: builtins.int
+    PRIVACY_FIELD_NUMBER: builtins.int
     phase: global___JobPhase.ValueType
     """Stage."""
     generation: builtins.int
@@ -2601,6 +2616,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     def checkpoints(self) -> global___CheckpointStatus:
         """Unset where the job makes no checkpoints."""
 
+    @property
+    def privacy(self) -> global___PrivacyStatus:
+        """Unset where nothing is promised about samples."""
+
     def __init__(
         self,
         *,
@@ -2624,8 +2643,53 @@ class GetStatusResponse(google.protobuf.message.Message):
         splits: collections.abc.Iterable[global___SplitRecord] | None = ...,
         epochs: collections.abc.Iterable[global___EpochAccount] | None = ...,
         checkpoints: global___CheckpointStatus | None = ...,
+        privacy: global___PrivacyStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "splits", b"splits", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "privacy", b"privacy", "settings", b"settings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "privacy", b"privacy", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "splits", b"splits", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse
+
+@typing.final
+class PrivacyStatus(google.protobuf.message.Message):
+    """What is promised about samples, and how much of it is spent."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NOISE_MULTIPLIER_FIELD_NUMBER: builtins.int
+    MAX_GRAD_NORM_FIELD_NUMBER: builtins.int
+    DELTA_FIELD_NUMBER: builtins.int
+    PARTICIPATION_COUNT_FIELD_NUMBER: builtins.int
+    PARTICIPATION_MAX_FIELD_NUMBER: builtins.int
+    EPSILON_FIELD_NUMBER: builtins.int
+    EPSILON_MAX_FIELD_NUMBER: builtins.int
+    noise_multiplier: builtins.float
+    """Standard deviation of the noise in each push, as a multiple of
+    `max_grad_norm`.
+    """
+    max_grad_norm: builtins.float
+    """L2 norm that the gradient of each sample is clipped to."""
+    delta: builtins.float
+    """Probability that is left out of the bound."""
+    participation_count: builtins.int
+    """How often a sample may have taken part, at most."""
+    participation_max: builtins.int
+    """How often one may."""
+    epsilon: builtins.float
+    """The bound by now; infinite where it is more than is known."""
+    epsilon_max: builtins.float
+    """The bound that the job ends at."""
+    def __init__(
+        self,
+        *,
+        noise_multiplier: builtins.float = ...,
+        max_grad_norm: builtins.float = ...,
+        delta: builtins.float = ...,
+        participation_count: builtins.int = ...,
+        participation_max: builtins.int = ...,
+        epsilon: builtins.float = ...,
+        epsilon_max: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["delta", b"delta", "epsilon", b"epsilon", "epsilon_max", b"epsilon_max", "max_grad_norm", b"max_grad_norm", "noise_multiplier", b"noise_multiplier", "participation_count", b"participation_count", "participation_max", b"participation_max"]) -> None: ...
+
+global___PrivacyStatus = PrivacyStatus

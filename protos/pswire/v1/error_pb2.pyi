@@ -103,6 +103,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The caller is known, and may not do this."""
     ERROR_REASON_BUSY: _ErrorReason.ValueType  # 45
     """The process has all the work, or uses all the memory, that it may just now."""
+    ERROR_REASON_PRIVACY_BUDGET_SPENT: _ErrorReason.ValueType  # 50
+    """A sample would take part more often than the job's differential privacy allows."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Every reason a paramserver process gives for refusing a call. The status
@@ -187,6 +189,8 @@ ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 42
 """The caller is known, and may not do this."""
 ERROR_REASON_BUSY: ErrorReason.ValueType  # 45
 """The process has all the work, or uses all the memory, that it may just now."""
+ERROR_REASON_PRIVACY_BUDGET_SPENT: ErrorReason.ValueType  # 50
+"""A sample would take part more often than the job's differential privacy allows."""
 global___ErrorReason = ErrorReason
 
 @typing.final

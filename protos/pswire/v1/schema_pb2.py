@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pswire/v1/schema.proto\x12\tpswire.v1\"\xb2\x01\n\x0bSchemaEntry\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12,\n\x0c\x65lement_type\x18\x04 \x01(\x0e\x32\x16.pswire.v1.ElementType\x12\"\n\x04kind\x18\x05 \x01(\x0e\x32\x14.pswire.v1.EntryKind\x12\x12\n\ntied_names\x18\x06 \x03(\t\x12\x11\n\ttrainable\x18\x07 \x01(\x08\"n\n\nObjectMark\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tdescribed\x18\x03 \x01(\t\x12\x11\n\tstructure\x18\x04 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\t\x12\r\n\x05named\x18\x06 \x01(\x08\"\\\n\x0bModelSchema\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.pswire.v1.SchemaEntry\x12$\n\x05marks\x18\x02 \x03(\x0b\x32\x15.pswire.v1.ObjectMark\"a\n\x0eParameterGroup\x12\x15\n\rentry_indexes\x18\x01 \x03(\x05\x12\x38\n\x0fhyperparameters\x18\x02 \x01(\x0b\x32\x1f.pswire.v1.GroupHyperparameters\"&\n\x14GroupHyperparameters\x12\x0e\n\x06values\x18\x01 \x03(\x01\"\xa7\x01\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nclass_name\x18\x02 \x01(\t\x12\x1c\n\x14hyperparameter_names\x18\x03 \x03(\t\x12)\n\x06groups\x18\x04 \x03(\x0b\x32\x19.pswire.v1.ParameterGroup\x12\x16\n\x0e\x65xchange_count\x18\x05 \x01(\x05\x12\x13\n\x0bloss_is_sum\x18\x06 \x01(\x08*\xa2\x02\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT64\x10\x02\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x03\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x04\x12\x16\n\x12\x45LEMENT_TYPE_INT64\x10\x05\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x06\x12\x16\n\x12\x45LEMENT_TYPE_INT16\x10\x07\x12\x15\n\x11\x45LEMENT_TYPE_INT8\x10\x08\x12\x16\n\x12\x45LEMENT_TYPE_UINT8\x10\t\x12\x15\n\x11\x45LEMENT_TYPE_BOOL\x10\n*X\n\tEntryKind\x12\x1a\n\x16\x45NTRY_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45NTRY_KIND_PARAMETER\x10\x01\x12\x15\n\x11\x45NTRY_KIND_BUFFER\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pswire/v1/schema.proto\x12\tpswire.v1\"\xb2\x01\n\x0bSchemaEntry\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12,\n\x0c\x65lement_type\x18\x04 \x01(\x0e\x32\x16.pswire.v1.ElementType\x12\"\n\x04kind\x18\x05 \x01(\x0e\x32\x14.pswire.v1.EntryKind\x12\x12\n\ntied_names\x18\x06 \x03(\t\x12\x11\n\ttrainable\x18\x07 \x01(\x08\"n\n\nObjectMark\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tdescribed\x18\x03 \x01(\t\x12\x11\n\tstructure\x18\x04 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\t\x12\r\n\x05named\x18\x06 \x01(\x08\"\\\n\x0bModelSchema\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.pswire.v1.SchemaEntry\x12$\n\x05marks\x18\x02 \x03(\x0b\x32\x15.pswire.v1.ObjectMark\"a\n\x0eParameterGroup\x12\x15\n\rentry_indexes\x18\x01 \x03(\x05\x12\x38\n\x0fhyperparameters\x18\x02 \x01(\x0b\x32\x1f.pswire.v1.GroupHyperparameters\"&\n\x14GroupHyperparameters\x12\x0e\n\x06values\x18\x01 \x03(\x01\"\xa7\x01\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nclass_name\x18\x02 \x01(\t\x12\x1c\n\x14hyperparameter_names\x18\x03 \x03(\t\x12)\n\x06groups\x18\x04 \x03(\x0b\x32\x19.pswire.v1.ParameterGroup\x12\x16\n\x0e\x65xchange_count\x18\x05 \x01(\x05\x12\x13\n\x0bloss_is_sum\x18\x06 \x01(\x08\"[\n\x07Privacy\x12\x18\n\x10noise_multiplier\x18\x01 \x01(\x01\x12\x15\n\rmax_grad_norm\x18\x02 \x01(\x01\x12\r\n\x05\x64\x65lta\x18\x03 \x01(\x01\x12\x10\n\x08\x65psilons\x18\x04 \x03(\x01*\xa2\x02\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT64\x10\x02\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x03\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x04\x12\x16\n\x12\x45LEMENT_TYPE_INT64\x10\x05\x12\x16\n\x12\x45LEMENT_TYPE_INT32\x10\x06\x12\x16\n\x12\x45LEMENT_TYPE_INT16\x10\x07\x12\x15\n\x11\x45LEMENT_TYPE_INT8\x10\x08\x12\x16\n\x12\x45LEMENT_TYPE_UINT8\x10\t\x12\x15\n\x11\x45LEMENT_TYPE_BOOL\x10\n*X\n\tEntryKind\x12\x1a\n\x16\x45NTRY_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45NTRY_KIND_PARAMETER\x10\x01\x12\x15\n\x11\x45NTRY_KIND_BUFFER\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pswire.v1.schema_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ELEMENTTYPE']._serialized_start=734
-  _globals['_ELEMENTTYPE']._serialized_end=1024
-  _globals['_ENTRYKIND']._serialized_start=1026
-  _globals['_ENTRYKIND']._serialized_end=1114
+  _globals['_ELEMENTTYPE']._serialized_start=827
+  _globals['_ELEMENTTYPE']._serialized_end=1117
+  _globals['_ENTRYKIND']._serialized_start=1119
+  _globals['_ENTRYKIND']._serialized_end=1207
   _globals['_SCHEMAENTRY']._serialized_start=38
   _globals['_SCHEMAENTRY']._serialized_end=216
   _globals['_OBJECTMARK']._serialized_start=218
@@ -47,4 +47,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GROUPHYPERPARAMETERS']._serialized_end=561
   _globals['_OPTIMIZERSPEC']._serialized_start=564
   _globals['_OPTIMIZERSPEC']._serialized_end=731
+  _globals['_PRIVACY']._serialized_start=733
+  _globals['_PRIVACY']._serialized_end=824
 # @@protoc_insertion_point(module_scope)

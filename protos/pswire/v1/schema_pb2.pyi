@@ -315,3 +315,39 @@ class OptimizerSpec(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "exchange_count", b"exchange_count", "groups", b"groups", "hyperparameter_names", b"hyperparameter_names", "loss_is_sum", b"loss_is_sum", "name", b"name"]) -> None: ...
 
 global___OptimizerSpec = OptimizerSpec
+
+@typing.final
+class Privacy(google.protobuf.message.Message):
+    """Differential privacy of each sample of a job's data."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NOISE_MULTIPLIER_FIELD_NUMBER: builtins.int
+    MAX_GRAD_NORM_FIELD_NUMBER: builtins.int
+    DELTA_FIELD_NUMBER: builtins.int
+    EPSILONS_FIELD_NUMBER: builtins.int
+    noise_multiplier: builtins.float
+    """Standard deviation of the noise in each push, as a multiple of
+    `max_grad_norm`.
+    """
+    max_grad_norm: builtins.float
+    """L2 norm that the gradient of each sample is clipped to."""
+    delta: builtins.float
+    """Probability that is left out of the bound."""
+    @property
+    def epsilons(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """The bound after one participation of a sample, two, and so on: no sample takes
+        part more often.
+        """
+
+    def __init__(
+        self,
+        *,
+        noise_multiplier: builtins.float = ...,
+        max_grad_norm: builtins.float = ...,
+        delta: builtins.float = ...,
+        epsilons: collections.abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["delta", b"delta", "epsilons", b"epsilons", "max_grad_norm", b"max_grad_norm", "noise_multiplier", b"noise_multiplier"]) -> None: ...
+
+global___Privacy = Privacy

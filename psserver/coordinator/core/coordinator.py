@@ -184,12 +184,14 @@ class CoordinatorCore:
         self, epochs: tuple[EpochLedger, ...], enrolments: Enrolments = ()
     ) -> None:
         """Goes on with the data of all epochs, after `restore`."""
-        if self.record is None and self.progress.start_point is not None:
-            self.ledger.return_to(epochs)
+        point = self.progress.start_point
+        before = point.participation_count_before if point is not None else 0
+        if self.record is None and point is not None:
+            self.ledger.return_to(epochs, before)
             return
         members = self.record.members if self.record is not None else ()
         self.ledger.restore(
-            epochs, frozenset(member.worker for member in members), enrolments
+            epochs, frozenset(member.worker for member in members), enrolments, before
         )
 
     # Shards

@@ -9,6 +9,7 @@ from pswire.compression import Compression
 from pswire.job_terms import JobTerms
 from pswire.object_marks import LOADER, MODEL, doubts, exchanged, order_difference
 from pswire.optimizers import check_supported, check_values
+from pswire.privacy import Privacy
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
 
@@ -73,6 +74,8 @@ class JobModel:
             raise _otherwise(
                 _clip_text(job.clip_grad_norm), _clip_text(theirs.clip_grad_norm)
             )
+        if str(theirs.privacy) != str(job.privacy):
+            raise _otherwise(_privacy_text(job.privacy), _privacy_text(theirs.privacy))
         if str(theirs.compression) != str(job.compression):
             raise _otherwise(
                 _compression_text(job.compression),
@@ -327,6 +330,12 @@ def _clip_text(clip_grad_norm: float) -> str:
 
 def _compression_text(compression: Compression) -> str:
     return f"compression ({compression})" if str(compression) else "no compression"
+
+
+def _privacy_text(privacy: Privacy | None) -> str:
+    if privacy is None:
+        return "no differential_privacy"
+    return f"differential_privacy ({privacy})"
 
 
 def _check_clip(clip_grad_norm: float) -> None:

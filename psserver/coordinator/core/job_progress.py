@@ -34,7 +34,7 @@ from psserver.coordinator.core.cut import (
     within_batches,
 )
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
-from psserver.coordinator.core.data.ledger import DataLedger
+from psserver.coordinator.core.data.ledger import DataLedger, carried_over
 from psserver.coordinator.core.fence import (
     NUMBERS_PER_START,
     ActiveFence,
@@ -306,12 +306,14 @@ class JobProgress:
         before = self.start_point
         newest = self.record or before
         assert newest is not None, "what has begun nowhere returns nowhere"
+        epochs = saved.copied_epochs()
+        participation_count = carried_over(self.ledger.participation_count, epochs)
         point = replace(
             saved.point,
             generation=newest.generation,
             incarnation_floor=before.incarnation_floor if before is not None else 0,
+            participation_count_before=participation_count,
         )
-        epochs = saved.copied_epochs()
         if self.fences.open is not None:
             self.fences.end()  # no shard goes on in it
         if self.checkpoints.is_unwritten:
@@ -320,7 +322,7 @@ class JobProgress:
         def begin() -> None:
             self.record, self.start_point = None, point
             self.model = JobModel(saved.terms)
-            self.ledger.return_to(epochs)
+            self.ledger.return_to(epochs, participation_count)
             members = self.roster.in_state(WorkerState.MEMBER)
             self._rejoining = frozenset(e.worker.worker_id for e in members)
             self._rejoining_until_ms = now_ms + self.settings.lease_ttl_ms

@@ -23,6 +23,7 @@ class StartPoint:
         generation: Newest generation before the start.
         incarnation_floor: Starts of workers and shards are numbered above it. The
             state of the processes before may be lost, with how often each was started.
+        participation_count_before: See `DataLedger`.
     """
 
     place: CheckpointPlace
@@ -32,6 +33,7 @@ class StartPoint:
     staleness_bound: int
     generation: int
     incarnation_floor: int = 0
+    participation_count_before: int = 0
 
     def __str__(self) -> str:
         """For logs and texts."""

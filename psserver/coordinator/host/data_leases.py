@@ -14,6 +14,7 @@ from psserver.coordinator.core.roster import WorkerEntry
 from psserver.edge.changes import Changes
 from psserver.edge.monotonic import now_ms
 from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape, Origin
+from pswire.reasons import ErrorReason, Refusal
 from pswire.recorded_split import RecordedSplit
 
 if TYPE_CHECKING:
@@ -74,7 +75,12 @@ class DataLeases:
         origin: bytes,
         report: DataReport,
     ) -> Origin:
-        """Opens an epoch for a worker; what its order is drawn from."""
+        """Opens an epoch for a worker; what its order is drawn from.
+
+        Raises:
+            Refusal: As the ledger does, `PRIVACY_BUDGET_SPENT` or `STATE_NOT_WRITTEN`;
+                no state changed.
+        """
         ledgers = self._core.ledger
         keys = {(loader, epoch), *report.epochs}
         before = ledgers.memento(ledgers.touched_by(entry.worker, loader, keys))
@@ -88,6 +94,8 @@ class DataLeases:
             origin=origin,
         )
         new = ledgers.epochs()[known_count:]
+        if new:
+            self._refuse_overspent(before)
         self._write(before)
         self._open += new
         self.tell_ends()
@@ -127,7 +135,8 @@ class DataLeases:
 
         Raises:
             Refusal: `WORKER_INCARNATION_STALE` when the worker is gone meanwhile:
-                what it took then would never come back; or `STATE_NOT_WRITTEN`.
+                what it took then would never come back; `PRIVACY_BUDGET_SPENT` or
+                `STATE_NOT_WRITTEN`.
         """
         leased: list[DataRange] = []
         core = self._core
@@ -139,6 +148,7 @@ class DataLeases:
             before = core.ledger.memento([ledger])
             participants = core.participants(ledger.loader)
             leased.extend(ledger.lease(entry.worker, participants, count_max))
+            self._refuse_overspent(before)
             self._write(before)
             return bool(leased)
 
@@ -171,6 +181,27 @@ class DataLeases:
                 split.digest[:12],
             )
         return recorded
+
+    def _refuse_overspent(self, before: LedgerMemento) -> None:
+        """Takes back what would have a sample take part more often than it may.
+
+        Raises:
+            Refusal: `PRIVACY_BUDGET_SPENT`; no state changed.
+        """
+        terms = self._core.model.terms
+        privacy = terms.privacy if terms is not None else None
+        count = self._core.ledger.participation_count
+        if privacy is None or count <= privacy.participation_max:
+            return
+        before.put_back()
+        spent_count = self._core.ledger.participation_count
+        raise Refusal(
+            ErrorReason.PRIVACY_BUDGET_SPENT,
+            f"samples may have been part of up to {spent_count} pushes, which is "
+            f"epsilon={privacy.epsilon_after(spent_count):.4g} at delta="
+            f"{privacy.delta:g}, and of this data some would be part of {count}: the "
+            f"job allows {privacy.participation_max}",
+        )
 
     def _write(self, before: LedgerMemento) -> None:
         """Has what has changed since written, or undone."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.coordinator_effects import Persist
+from psserver.coordinator.core.data.ledger import carried_over, participations_of
 from psserver.coordinator.core.start_point import SavedJob, StartPoint
 from psserver.coordinator.storage.job_codec import StoredJob
 from psserver.coordinator.storage.job_store import JobStore, NotWrittenError
@@ -197,15 +198,28 @@ def _begin_from(saved: SavedJob, store: JobStore, before: StartPoint | None) -> 
 
     How often workers and shards were started after the checkpoint is not known, and
     some may live: numbers begin where no start of before has any, drawn since nothing
-    is left that would tell them apart.
+    is left that would tell them apart. Nor is it known what was pushed since: of
+    epochs that were open all that is left counts as pushed once before.
     """
+    spent_count = saved.point.participation_count_before + participations_of(
+        saved.epochs
+    )
+    if before is not None:
+        spent_here = before.participation_count_before
+        spent_here += participations_of(store.load_epochs())
+        spent_count = max(spent_count, spent_here)
     floor = (1 + secrets.randbelow(FLOOR_COUNT)) * STARTS_PER_FLOOR
     floor += max(saved.incarnations.values(), default=0)
     generation = saved.point.generation
     if before is not None:
         floor = before.incarnation_floor
         generation = before.generation
-    point = replace(saved.point, incarnation_floor=floor, generation=generation)
+    point = replace(
+        saved.point,
+        incarnation_floor=floor,
+        generation=generation,
+        participation_count_before=carried_over(spent_count, saved.epochs),
+    )
     try:
         for split in saved.splits:
             store.write(Persist(split=split))

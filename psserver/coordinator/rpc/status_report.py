@@ -11,6 +11,7 @@ from pswire.checkpoint.storage import shown_url
 from pswire.data_codec import epoch_message
 from pswire.membership import WorkerState
 from pswire.membership_codec import identity_message, settings_message
+from pswire.privacy import Privacy
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2
 
@@ -54,7 +55,22 @@ def status_message(
     )
     if core.checkpoints.settings is not None:
         status.checkpoints.CopyFrom(checkpoint_status(core.checkpoints, now_ms))
+    if terms is not None and terms.privacy is not None:
+        spent_count = core.ledger.participation_count
+        status.privacy.CopyFrom(_privacy_status(terms.privacy, spent_count))
     return status
+
+
+def _privacy_status(privacy: Privacy, spent_count: int) -> messages.PrivacyStatus:
+    return messages.PrivacyStatus(
+        noise_multiplier=privacy.noise_multiplier,
+        max_grad_norm=privacy.max_grad_norm,
+        delta=privacy.delta,
+        participation_count=spent_count,
+        participation_max=privacy.participation_max,
+        epsilon=privacy.epsilon_after(spent_count),
+        epsilon_max=privacy.epsilons[-1],
+    )
 
 
 def checkpoint_status(

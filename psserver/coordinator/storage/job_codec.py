@@ -174,6 +174,8 @@ def dump_epoch(ledger: EpochLedger) -> str:
             "settled_skipped_count": ledger.settled_skipped_count,
             "revoked": _dumped(ledger.revoked),
             "repeated_count": ledger.repeated_count,
+            "taken_back": list(ledger.taken_back.items()),
+            "repetition_max": ledger.repetition_max,
         }
     )
 
@@ -207,6 +209,8 @@ def load_epoch(loader: str, epoch: int, text: str) -> EpochLedger:
         settled_skipped_count=data.get("settled_skipped_count", 0),
         revoked=_loaded(data.get("revoked", [])),
         repeated_count=data.get("repeated_count", 0),
+        taken_back=dict(data.get("taken_back", [])),
+        repetition_max=data.get("repetition_max", 0),
     )
 
 

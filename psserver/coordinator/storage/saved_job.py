@@ -75,6 +75,7 @@ def saved_job_of(manifest: Manifest, url: str) -> SavedJob:
                 mode=manifest.mode,
                 staleness_bound=record.staleness_bound,
                 generation=record.generation,
+                participation_count_before=int(data["participation_count_before"]),
             ),
             terms=manifest.terms,
             epochs=tuple(
@@ -102,6 +103,7 @@ def _job_values(
 ) -> dict[str, Any]:
     return {
         "seed": settings.job_seed,
+        "participation_count_before": checkpoint.ledger.participation_count_before,
         "record": json.loads(dump_record(checkpoint.record)),
         "sequences": [[*worker, last] for worker, last in checkpoint.cut.sequences],
         "incarnations": dict(checkpoint.incarnations),

@@ -287,6 +287,11 @@ def _refuse_unsupported(given: Prepared, *, overlap: bool) -> None:
             "compression is not possible with one push per host yet: leave it out, "
             + cure
         )
+    if given.privacy is not None:
+        raise UnsupportedError(
+            "differential_privacy is not possible with one push per host yet: leave "
+            "it out, " + cure
+        )
     if len(given.specs) != 1:
         raise UnsupportedError(
             f"{len(given.specs)} optimizers are not possible with one push per host: "

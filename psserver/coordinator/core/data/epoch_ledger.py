@@ -64,6 +64,10 @@ class EpochLedger:
         settled_skipped_count: Positions that were skipped for good.
         revoked: Handed out and dealt again, with the worker still here.
         repeated_count: Positions that were dealt again and used by more than one.
+        taken_back: Of pieces that were handed out and taken back, by where they begin,
+            how often.
+        repetition_max: How often any piece was handed out after the first time, at
+            most: whoever has had it may have pushed it.
     """
 
     loader: str
@@ -83,6 +87,8 @@ class EpochLedger:
     settled_skipped_count: int = 0
     revoked: dict[WorkerKey, set[DataRange]] = field(default_factory=dict)
     repeated_count: int = 0
+    taken_back: dict[int, int] = field(default_factory=dict)
+    repetition_max: int = 0
 
     def copy(self) -> "EpochLedger":
         """The same state, which does not change with this one."""
@@ -93,6 +99,7 @@ class EpochLedger:
             held={worker: held.copy() for worker, held in self.held.items()},
             skipped={worker: kept.copy() for worker, kept in self.skipped.items()},
             revoked={worker: pieces.copy() for worker, pieces in self.revoked.items()},
+            taken_back=self.taken_back.copy(),
         )
 
     def put_back(self, before: "EpochLedger") -> None:
@@ -129,6 +136,15 @@ class EpochLedger:
             and not any(self.queues.values())
             and not any(self.held.values())
         )
+
+    @property
+    def participation_count(self) -> int:
+        """How often a sample of it may have been part of a push, at most.
+
+        Of a piece that is handed out it is not known whether it was pushed, and what
+        a shard has received was seen, be it that it is dropped there.
+        """
+        return 1 + self.repetition_max
 
     @property
     def holders(self) -> set[WorkerKey]:
@@ -172,6 +188,8 @@ class EpochLedger:
         leased = [queue.popleft() for _ in range(count)]
         before = sorted(held)
         held.update(leased)
+        repetitions = (self.taken_back.get(piece.start, 0) for piece in leased)
+        self.repetition_max = max(self.repetition_max, *repetitions, 0)
         # What it is given anew it may use: that is no late use of what was taken back.
         self.revoked.get(worker, set()).difference_update(held)
         return before + leased
@@ -239,12 +257,19 @@ class EpochLedger:
             self._settle_skipped(skipped)
 
     def _deal_again(self, worker: WorkerKey) -> None:
-        pieces = [*self.held.pop(worker, ()), *self.queues.pop(worker, ())]
+        pieces = [*self._take_back(worker), *self.queues.pop(worker, ())]
         self.returned.extend(sorted(pieces, key=lambda piece: piece.start))
+
+    def _take_back(self, worker: WorkerKey) -> set[DataRange]:
+        """Takes what was handed out to the worker, to be handed out again."""
+        held = self.held.pop(worker, set())
+        for piece in held:
+            self.taken_back[piece.start] = self.taken_back.get(piece.start, 0) + 1
+        return held
 
     def inherit(self, worker: WorkerKey, heir: WorkerKey) -> None:
         """What the worker has and did not report is the heir's, in the same order."""
-        pieces = [*self.held.pop(worker, ()), *self.queues.pop(worker, ())]
+        pieces = [*self._take_back(worker), *self.queues.pop(worker, ())]
         queue = deque(sorted(pieces, key=lambda piece: piece.start))
         queue.extend(self.queues.pop(heir, ()))
         if queue:

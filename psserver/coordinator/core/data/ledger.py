@@ -21,10 +21,15 @@ class DataLedger:
     Args:
         job_seed: From which the seed of each epoch follows; 0 for none: the worker
             that opens an epoch says what its order is drawn from.
+
+    Attributes:
+        participation_count_before: How often a sample may have been part of pushes of
+            which no epoch here tells, at most: the job has returned from them.
     """
 
     def __init__(self, job_seed: int) -> None:
         self._job_seed = job_seed
+        self.participation_count_before = 0
         self._epochs: dict[tuple[str, int], EpochLedger] = {}
         self._participants: dict[str, set[WorkerKey]] = {}
 
@@ -124,6 +129,7 @@ class DataLedger:
     def copy(self) -> "DataLedger":
         """The same state, which does not change with this one."""
         copied = DataLedger(self._job_seed)
+        copied.participation_count_before = self.participation_count_before
         copied._epochs = {key: each.copy() for key, each in self._epochs.items()}
         copied._participants = {
             loader: set(workers) for loader, workers in self._participants.items()
@@ -149,6 +155,16 @@ class DataLedger:
             if key in named
             or each.has_of(worker)
             or (each.loader == loader and each.origin)
+        )
+
+    @property
+    def participation_count(self) -> int:
+        """How often a sample may have been part of a push of the job, at most.
+
+        Samples of two loaders may be the same ones.
+        """
+        return self.participation_count_before + participations_of(
+            self._epochs.values()
         )
 
     def first_open(self, loader: str) -> int:
@@ -200,6 +216,7 @@ class DataLedger:
         epochs: tuple[EpochLedger, ...],
         members: frozenset[WorkerKey],
         enrolments: Enrolments = (),
+        participation_count_before: int = 0,
     ) -> None:
         """Goes on from durable state after a restart.
 
@@ -208,7 +225,9 @@ class DataLedger:
             members: Workers of the newest record. What others hold is dealt again:
                 the record that ended them was kept before this could be.
             enrolments: As they were kept.
+            participation_count_before: As it was kept.
         """
+        self.participation_count_before = participation_count_before
         for loader, workers in enrolments:
             for worker in members.intersection(workers):
                 self.enroll(worker, (loader,))
@@ -220,8 +239,11 @@ class DataLedger:
             for worker in ledger.workers - members:
                 ledger.retire(worker)
 
-    def return_to(self, epochs: Iterable[EpochLedger]) -> None:
+    def return_to(
+        self, epochs: Iterable[EpochLedger], participation_count_before: int = 0
+    ) -> None:
         """Goes on with epochs as they were; nobody leases data any more."""
+        self.participation_count_before = participation_count_before
         self._epochs = {(each.loader, each.epoch): each for each in epochs}
         self._participants = {}
 
@@ -336,6 +358,24 @@ class DataLedger:
             ledger = self._epochs.get((piece.loader, piece.epoch))
             if ledger is not None:
                 yield ledger, piece
+
+
+def participations_of(epochs: Iterable[EpochLedger]) -> int:
+    """How often a sample may have been part of pushes of some epochs, at most."""
+    return sum(each.participation_count for each in epochs)
+
+
+def carried_over(spent_count: int, epochs: Iterable[EpochLedger]) -> int:
+    """Participations before a job goes on with epochs as they were.
+
+    What is left of those that were open is dealt again, and may have been pushed since:
+    they count once more.
+
+    Args:
+        spent_count: Participations up to now, those of the epochs too.
+        epochs: What the job goes on with.
+    """
+    return spent_count - participations_of(each for each in epochs if each.is_closed)
 
 
 def _other_shape(

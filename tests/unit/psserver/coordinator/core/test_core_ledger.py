@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from psserver.coordinator.core.data.epoch_ledger import HELD_COUNT_MAX, EpochLedger
-from psserver.coordinator.core.data.ledger import DataLedger
+from psserver.coordinator.core.data.ledger import DataLedger, carried_over
 from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.limits import ORDER_ORIGIN_BYTES_MAX
 from pswire.membership import WorkerKey
@@ -373,3 +373,55 @@ def test_the_first_epoch_that_is_not_over_is_told() -> None:
     first.consume(key("a"), tuple(first.lease(key("a"), (), 1)))
     assert ledger.first_open("loader") == 2
     assert ledger.first_open("other") == 0
+
+
+# How often a sample may have been pushed
+
+
+def test_an_epoch_counts_once_and_what_is_handed_out_again_once_more() -> None:
+    """Whatever becomes of a worker: it may have pushed what it was given."""
+    data = DataLedger(1)
+    data.open_epoch(A, "loader", 0, shape(8))
+    (ledger,) = data.epochs()
+    assert data.participation_count == 1
+    ledger.lease(A, (), 2)
+    ledger.lease(A, (), 1)  # the first two again: the answer was lost
+    assert data.participation_count == 1
+    ledger.retire(A)
+    assert data.participation_count == 1  # nobody has it again yet
+    ledger.lease(B, (), 1)
+    assert data.participation_count == 2
+    ledger.inherit(B, C)
+    ledger.lease(C, (), 3)
+    assert data.participation_count == 3
+    data.open_epoch(C, "loader", 1, shape(8))
+    data.open_epoch(C, "other", 0, shape(8))
+    assert data.participation_count == 5
+    assert data.copy().participation_count == 5
+
+
+def test_what_was_dealt_and_not_handed_out_counts_once() -> None:
+    ledger = epoch(8)
+    ledger.lease(B, (A, B), 1)  # deals to A, too
+    ledger.recall()
+    ledger.lease(B, (), 4)
+    ledger.consume(B, tuple(ledger.held[B]))
+    assert ledger.is_closed
+    assert ledger.participation_count == 1
+
+
+def test_a_job_that_returns_counts_what_it_has_spent_and_open_epochs_again() -> None:
+    data = DataLedger(1)
+    for number in range(3):
+        data.open_epoch(A, "loader", number, shape(2))
+        if number < 2:
+            ledger = data.epochs()[-1]
+            ledger.consume(A, tuple(ledger.lease(A, (), 1)))
+    before = data.copy()
+    data.open_epoch(A, "loader", 3, shape(2))
+    assert data.participation_count == 4
+
+    carried = carried_over(data.participation_count, before.epochs())
+    data.return_to(before.epochs(), carried)
+
+    assert data.participation_count == 4 + 1

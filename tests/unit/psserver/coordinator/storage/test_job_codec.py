@@ -84,6 +84,8 @@ def test_an_epoch_survives() -> None:
         settled_skipped_count=4,
         revoked={key("b/2"): {DataRange("loader", 3, 0, 8)}},
         repeated_count=2,
+        taken_back={8: 1, 24: 3},
+        repetition_max=3,
     )
 
     loaded = load_epoch("loader", 3, dump_epoch(ledger))
