@@ -5,7 +5,6 @@ copied there, and one for the authority, which stays.
 """
 
 import ipaddress
-import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from psctl.failures import CommandError
+from psctl.folders import write_private
 from psctl.tables import aligned, count_text
 from pswire.exit_codes import ExitCode
 from pswire.names import printable
@@ -192,7 +192,7 @@ def renew(folder: Path, within_days: float | None) -> tuple[list[Certificate], i
     if issuer.certificate.not_valid_after_utc < before:
         issuer = Issuer(_authority_certificate(issuer.key), issuer.key)
         for each in certificates:
-            write(each.folder / CA_FILE, issuer.pem)
+            write_private(each.folder / CA_FILE, issuer.pem)
         made.append(_read(folder / AUTHORITY))
     for each in certificates:
         if each.subject is None or each.ends_at >= before:
@@ -201,7 +201,7 @@ def renew(folder: Path, within_days: float | None) -> tuple[list[Certificate], i
         # A process that looks in between finds a pair that does not match, keeps the
         # old one, and looks again.
         for name, content in issuer.issue(each.subject, lasting).items():
-            write(each.folder / name, content)
+            write_private(each.folder / name, content)
         made.append(_read(each.folder))
     return made, len(certificates) - len(made)
 
@@ -496,21 +496,5 @@ def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
         made = Path(scratch) / folder.name
         made.mkdir(mode=0o700)
         for name, content in files.items():
-            write(made / name, content)
+            write_private(made / name, content)
         made.rename(folder)
-
-
-def write(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all, over one that is there, for its owner alone.
-
-    A certificate is no secret, but nobody else needs it.
-    """
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            os.rename(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise

@@ -50,7 +50,7 @@ async def run_local(
             "`psserver shard --advertise HOST:PORT`"
         )
     config.validate()
-    if config.listen.tokens and not config.listen.credentials.proves_something:
+    if config.listen.tokens and config.listen.credentials.token is None:
         raise OptionError(
             f"--tokens {config.listen.tokens} is there without --token-file: the "
             "shards show their coordinator a token of role shard; make one by `psctl "

@@ -161,7 +161,7 @@ def has_inherited_channels() -> bool:
 def blocking_channel(address: str, kind: ChannelKind) -> grpc.Channel:
     """Makes a channel whose calls block, with the credentials of the process.
 
-    It shows the certificates of now for as long as it lives.
+    It shows the certificates of now for as long as it lives, and no token.
 
     Raises:
         CredentialsError: They can't be used; the text says why.

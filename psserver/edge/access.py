@@ -1,9 +1,10 @@
 """Who may call what: the one interceptor of the servers, and its one table.
 
-A call shows a token, or its connection a certificate; either names a role, and maybe
-the one worker that it speaks for. The role is checked here, once for each call. Whom a
-message speaks for is asked of `check_speaks_for` by the one place on each side that
-finds the state of a caller. Calls whose token is revoked, or expires, are ended.
+A call shows a token, or where the job has none its connection a certificate; either
+names a role, and maybe the one worker that it speaks for. The role is checked here,
+once for each call. Whom a message speaks for is asked of `check_speaks_for` by the one
+place on each side that finds the state of a caller. Calls whose token is revoked, or
+expires, are ended.
 """
 
 import asyncio

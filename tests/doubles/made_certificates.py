@@ -4,6 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from psctl import tls
+from psctl.folders import write_private
 from pswire.security.credentials import Credentials, TlsFiles
 
 SERVER = "server-localhost"
@@ -51,7 +52,7 @@ class MadeCertificates:
     def replace(self, name: str, files: dict[str, bytes]) -> None:
         """Puts other files into one of its folders, each at once."""
         for each, content in files.items():
-            tls.write(self.folder / name / each, content)
+            write_private(self.folder / name / each, content)
 
     def take_over(self, other: "MadeCertificates") -> None:
         """Puts files of another authority into the folders that both have."""

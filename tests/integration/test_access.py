@@ -15,7 +15,15 @@ from grpc_health.v1 import health_pb2
 from torch import nn
 
 import psworker
-from psserver.edge.access import OPEN_METHODS, ROLES
+from psserver.config import ListenConfig
+from psserver.edge.access import OPEN_METHODS, ROLES, Access, check_speaks_for
+from psserver.edge.guard import Context, unary
+from psserver.edge.lifecycle import bind
+from psserver.edge.limits import DEFAULT_LIMITS
+from psserver.edge.open_calls import OpenCalls
+from psserver.edge.server import ServerKind, make_server
+from pswire.addresses import Address
+from pswire.channels import ChannelKind, aio_channel
 from pswire.exit_codes import ExitCode
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import WorkerState
@@ -25,6 +33,7 @@ from pswire.security.tokens import Metadata, metadata_of, new_token
 from pswire.v1 import coordinator_service_pb2, parameter_service_pb2
 from tests.doubles.children import Nursery
 from tests.doubles.job_tokens import JobTokens, write_private
+from tests.doubles.made_certificates import SERVER, MadeCertificates
 from tests.doubles.memory_network import MemoryServer
 from tests.integration.forged_calls import TIMEOUT_S, refusal_of
 from tests.integration.job import Job, connect
@@ -287,6 +296,9 @@ def test_tokens_are_rotated_and_revoked_while_a_job_trains(
 
         first, step = worker("w0")
         values = [step()]
+        monkeypatch.setenv("PS_TOKEN_FILE", "")
+        with pytest.raises(psworker.AuthenticationError, match="--token-file"):
+            connect(job, "w1")
         second, step_of_revoked = worker("w1")
         job.wait_workers(2, WorkerState.MEMBER)
 
@@ -332,3 +344,50 @@ def test_a_job_of_processes_runs_with_tokens(tmp_path: Path, nursery: Nursery) -
         assert shown == [f"[p{index}] value -3.0" for index in range(2)]
         processes.send("local", signal.SIGTERM)
         assert processes.code("local") == ExitCode.DONE
+
+
+async def test_a_certificate_is_of_a_role_and_of_a_worker(tmp_path: Path) -> None:
+    """As gRPC hands it over: no token is asked for."""
+    made = MadeCertificates(tmp_path / "certificates")
+
+    async def answer(request: bytes, context: Context) -> bytes:
+        check_speaks_for(request.decode())
+        return request
+
+    service = "pswire.v1.CoordinatorService"
+    methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        name: grpc.unary_unary_rpc_method_handler(unary(answer))
+        for name in ("Leave", "GetStatus", "SetMode")
+    }
+    listen = ListenConfig(
+        address=Address("127.0.0.1", 0), credentials=made.credentials(SERVER)
+    )
+    server = make_server(
+        ServerKind.COORDINATOR,
+        [grpc.method_handlers_generic_handler(service, methods)],
+        OpenCalls(DEFAULT_LIMITS),
+        access=Access.of(listen),
+    )
+    address = str(bind(server, listen))
+    await server.start()
+
+    async def code(who: str, method: str, worker_id: str = "") -> str:
+        credentials = made.credentials(who)
+        async with aio_channel(address, ChannelKind.CONTROL, credentials) as channel:
+            call: Any = channel.unary_unary(f"/{service}/{method}")
+            try:
+                await call(worker_id.encode(), timeout=TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                return error.code().name
+            return "OK"
+
+    try:
+        assert await code("worker-w0", "Leave", "w0") == "OK"
+        assert await code("worker-w0", "Leave", "w1") == "PERMISSION_DENIED"
+        assert await code("worker-w0", "SetMode") == "PERMISSION_DENIED"
+        assert await code("reader", "GetStatus") == "OK"
+        assert await code("reader", "Leave") == "PERMISSION_DENIED"
+        assert await code("admin", "SetMode") == "OK"
+        assert await code(SERVER, "SetMode") == "PERMISSION_DENIED"
+    finally:
+        await server.stop(None)

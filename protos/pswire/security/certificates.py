@@ -6,7 +6,6 @@ used, or doesn't belong together, is logged, and the ones in force stay.
 
 import functools
 import logging
-import os
 import ssl
 import threading
 import time
@@ -19,8 +18,10 @@ from typing import Final
 from pswire.security.credentials import (
     Credentials,
     CredentialsError,
+    FileVersion,
     TlsFiles,
     read_credential,
+    version_of,
 )
 
 LOOK_INTERVAL_S: Final = 1.0
@@ -34,7 +35,7 @@ END_NOTICE_INTERVAL_S: Final = 24 * 3600
 
 log = logging.getLogger(__name__)
 
-_Marks = tuple[tuple[int, ...], ...]
+_Marks = tuple[FileVersion, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,19 +267,11 @@ def _der_value(data: bytes) -> tuple[int, bytes, bytes]:
 
 
 def _marks(files: TlsFiles) -> _Marks:
-    """What changes with the files; empty for one that can't be seen."""
+    """What changes with the files."""
     return tuple(
-        _mark(each) if each is not None else ()
+        version_of(each) if each is not None else None
         for each in (files.ca, files.certificate, files.key)
     )
-
-
-def _mark(path: Path) -> tuple[int, ...]:
-    try:
-        about = os.stat(path)
-    except OSError:
-        return ()
-    return (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_mode)
 
 
 def date_text(seconds: float) -> str:

@@ -132,12 +132,6 @@ class Credentials:
     tls: TlsFiles | None = None
     token: TokenSource | None = None
 
-    @property
-    def proves_something(self) -> bool:
-        """Whether others learn from it who this process is."""
-        has_certificate = self.tls is not None and self.tls.certificate is not None
-        return has_certificate or self.token is not None
-
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
         """What the variables name. An empty one counts as none.
@@ -185,7 +179,7 @@ def version_of(path: Path) -> FileVersion:
         about = os.stat(path)
     except OSError:
         return None
-    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+    return (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_mode)
 
 
 def read_credential(path: Path, what: str, *, is_secret: bool) -> bytes:
