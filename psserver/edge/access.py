@@ -15,14 +15,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc
 import grpc.aio
 from typing_extensions import override
 
 from psserver.config import ListenConfig
-from psserver.edge.guard import Context, abort, machine_of
+from psserver.edge.guard import (
+    REFUSED_REST_TIMEOUT_S,
+    Context,
+    abort,
+    discard,
+    machine_of,
+)
 from psserver.logs import PeerLog
 from pswire.reasons import ErrorReason, Refusal
 from pswire.security.credentials import CredentialsError, version_of
@@ -253,8 +259,19 @@ class Access(grpc.aio.ServerInterceptor):
         """A handler that checks the caller first."""
         inner = _behavior(handler)
 
+        async def entered(
+            request: Any,  # noqa: ANN401
+            context: Context,
+        ) -> "asyncio.Task[Any] | None":
+            try:
+                return self._enter(context, method, roles)
+            except Refusal as refusal:
+                if handler.request_streaming:
+                    await discard(request, REFUSED_REST_TIMEOUT_S)
+                await abort(context, refusal)
+
         async def answer(request: Any, context: Context) -> Any:  # noqa: ANN401
-            task = await self._enter(context, method, roles)
+            task = await entered(request, context)
             try:
                 return await inner(request, context)
             except asyncio.CancelledError:
@@ -264,7 +281,7 @@ class Access(grpc.aio.ServerInterceptor):
                 self._leave(task)
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
-            task = await self._enter(context, method, roles)
+            task = await entered(request, context)
             try:
                 answers = inner(request, context)
                 if not hasattr(answers, "__aiter__"):
@@ -281,10 +298,14 @@ class Access(grpc.aio.ServerInterceptor):
 
         return _like(handler, stream if handler.response_streaming else answer)
 
-    async def _enter(
+    def _enter(
         self, context: Context, method: str, roles: frozenset[Role] | None
     ) -> "asyncio.Task[Any] | None":
-        """Lets a call in; its task, if the call has to be ended with its token."""
+        """Lets a call in; its task, if the call has to be ended with its token.
+
+        Raises:
+            Refusal: `UNAUTHENTICATED` or `PERMISSION_DENIED`.
+        """
         entry: TokenEntry | None = None
         metadata: Metadata = context.invocation_metadata()  # type: ignore[assignment]
         token = None if self._tokens is None else shown_token(metadata)
@@ -294,11 +315,12 @@ class Access(grpc.aio.ServerInterceptor):
         else:
             identity = _certified(context)
         if identity is None:
-            await self._refuse_unknown(context)
+            text = "missing or invalid credential"
+            self._refusals.warning(machine_of(context), text)
+            raise Refusal(ErrorReason.UNAUTHENTICATED, text)
         caller = _Caller(identity, context, self._refusals)
         if roles is None or identity.role not in roles:
-            what = f"role {identity.role} may not call {method[:64]}"
-            await abort(context, caller.refusal(what))
+            raise caller.refusal(f"role {identity.role} may not call {method[:64]}")
         _caller.set(caller)
         if entry is None:
             return None
@@ -306,11 +328,6 @@ class Access(grpc.aio.ServerInterceptor):
         assert task is not None, "a handler is called by a task"
         self._calls[task] = entry
         return task
-
-    async def _refuse_unknown(self, context: Context) -> NoReturn:
-        text = "missing or invalid credential"
-        self._refusals.warning(machine_of(context), text)
-        await abort(context, Refusal(ErrorReason.UNAUTHENTICATED, text))
 
     async def _end(self, task: "asyncio.Task[Any] | None", context: Context) -> None:
         """Ends a cancelled call by a status, if it was cancelled for its token.

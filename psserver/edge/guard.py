@@ -10,6 +10,7 @@ answer UNKNOWN and write a traceback for each that is none; see `decoding`.
 """
 
 import asyncio
+import contextlib
 import errno
 import ipaddress
 import logging
@@ -26,6 +27,11 @@ from psserver.edge.decoding import decoded
 from psserver.logs import RefusalLog
 from pswire.error_details import details_text, status_code, trailing_metadata
 from pswire.reasons import ErrorReason, Refusal
+
+REFUSED_REST_TIMEOUT_S = 1.0
+"""Time for the rest of a refused call to come in. A client that still writes when its
+call ends gets INTERNAL from its own gRPC in place of the reason (grpc/grpc#36066): it
+would ask what the shard has, send nothing again, and never hear that it was refused."""
 
 _refusal_log = RefusalLog(logging.getLogger("psserver"))
 
@@ -76,6 +82,14 @@ def _is_hung_up(error: BaseException) -> bool:
         and task is not None
         and task.cancelling() > 0
     )
+
+
+async def discard(requests: AsyncIterator[object], limit_s: float) -> None:
+    """Reads the rest of a refused call and drops it, for a while."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            async for _ in requests:
+                pass
 
 
 async def abort(context: Context, refusal: Refusal) -> NoReturn:

@@ -1,7 +1,6 @@
 """What workers call at the coordinator about their membership."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator
 
@@ -17,6 +16,7 @@ from psserver.edge.guard import (
     Methods,
     address_of,
     answered,
+    discard,
     gathered,
     streamed,
 )
@@ -182,7 +182,7 @@ class WorkerControl:
             if not CATALOGUE[refusal.reason].retryable:
                 # A client that still writes when its call ends gets INTERNAL from its
                 # own gRPC in place of the reason (grpc/grpc#36066), and asks again.
-                await _discard(requests, join_s)
+                await discard(requests, join_s)
             raise
 
     async def _merged_join(
@@ -260,11 +260,3 @@ class WorkerControl:
             entry, request.sequence, read_report(request), signal_name=name
         )
         return messages.LeaveResponse()
-
-
-async def _discard(requests: AsyncIterator[bytes], limit_s: float) -> None:
-    """Reads the rest of a refused request and drops it, for a while."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
-            async for _ in requests:
-                pass

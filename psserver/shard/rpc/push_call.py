@@ -1,11 +1,10 @@
 """One call that carries a push: its messages in, its answers out."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from psserver.edge.guard import as_refusal
+from psserver.edge.guard import REFUSED_REST_TIMEOUT_S, as_refusal, discard
 from psserver.edge.monotonic import now_ms
 from psserver.shard.core.push import PushId, Reply, StagedChunk, Trailer
 from psserver.shard.host.push_session import (
@@ -41,11 +40,6 @@ from pswire.v1 import push_pb2
 
 if TYPE_CHECKING:
     from psserver.shard.core.dedupe import PushEntry
-
-REFUSED_REST_TIMEOUT_S = 1.0
-"""Time for the rest of a refused push to come in. A client that still writes when its
-call ends gets INTERNAL from its own gRPC in place of the reason (grpc/grpc#36066): it
-would ask what the shard has, send nothing again, and never hear that it was refused."""
 
 
 class PushCall:
@@ -96,7 +90,7 @@ class PushCall:
                 await call.close()
                 raise
         except Refusal:
-            await _discard(requests)
+            await discard(requests, REFUSED_REST_TIMEOUT_S)
             raise
         return call
 
@@ -282,7 +276,7 @@ class PushCall:
                 await self._receive(PushFields(data))
         except Refusal as refusal:
             if refusal.reason is not ErrorReason.WAIT_TIMEOUT:
-                await _discard(requests)
+                await discard(requests, REFUSED_REST_TIMEOUT_S)
             self.session.fail(refusal)
         except Exception as error:  # the call must end, whatever it was
             self.session.fail(as_refusal(error, "push"))
@@ -322,14 +316,6 @@ class PushCall:
                 ErrorReason.CHUNK_INVALID, f"the placement has no chunk {chunk_index}"
             )
         return bits_from_bytes(presence, len(chunks[chunk_index].slices))
-
-
-async def _discard(requests: AsyncIterator[bytes]) -> None:
-    """Lets the rest of a refused push come in, for a while."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(REFUSED_REST_TIMEOUT_S):
-            async for _ in requests:
-                pass
 
 
 async def _first_message(requests: AsyncIterator[bytes]) -> PushFields:

@@ -173,3 +173,25 @@ def test_a_stranger_who_makes_methods_up_is_given_no_memory(tmp_path: Path) -> N
     asyncio.run(call())
     assert not access._checked
     assert not access._calls
+
+
+def test_what_a_refused_caller_still_sends_is_read_and_dropped() -> None:
+    """Its gRPC would say INTERNAL in place of the reason (grpc/grpc#36066)."""
+    read = []
+
+    async def send() -> AsyncIterator[int]:
+        for number in range(3):
+            read.append(number)
+            yield number
+
+    async def find(_: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any]":
+        return grpc.stream_unary_rpc_method_handler(speaks_for)
+
+    async def call() -> None:
+        details: Any = type("Details", (), {"method": STATUS})
+        handler: Any = await Access().intercept_service(find, details)
+        with pytest.raises(grpc.aio.AbortError):
+            await handler.stream_unary(send(), Context())
+
+    asyncio.run(call())
+    assert read == [0, 1, 2]
