@@ -402,7 +402,7 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(
         assert after < before, "another batch than at the first time"
 
 
-@pytest.mark.parametrize("mode", ["ssp", "asp"])
+@pytest.mark.parametrize("mode", ["asp", pytest.param("ssp", marks=pytest.mark.repeat)])
 @pytest.mark.timeout(300)
 def test_every_sample_is_seen_once_though_fast_workers_get_more(
     nursery: Nursery, tmp_path: Path, mode: str

@@ -19,7 +19,8 @@ MODES = {
 @pytest.mark.parametrize(
     "mode",
     [
-        *("bsp", "ssp", "asp", "bsp two-phase"),
+        *("bsp", "asp", "bsp two-phase"),
+        pytest.param("ssp", marks=pytest.mark.repeat),
         pytest.param("ssp two-phase", marks=pytest.mark.repeat),
     ],
 )

@@ -29,7 +29,7 @@ def assert_stands_still(job: FaultJob, name: str, why: str) -> None:
     assert len(job.workers[name].events("step")) <= count + 1
 
 
-@pytest.mark.parametrize("mode", ["bsp", "ssp"])
+@pytest.mark.parametrize("mode", ["bsp", pytest.param("ssp", marks=pytest.mark.repeat)])
 def test_survivors_below_the_floor_wait_and_a_newcomer_frees_them(
     mode: str, make_job: MakeJob
 ) -> None:
