@@ -15,19 +15,20 @@ from grpc_health.v1 import health_pb2
 from torch import nn
 
 import psworker
-from psserver.config import ListenConfig
+from psserver.config import ListenConfig, ShardConfig
 from psserver.edge.access import OPEN_METHODS, ROLES, Access, check_speaks_for
 from psserver.edge.guard import Context, unary
 from psserver.edge.lifecycle import bind
 from psserver.edge.limits import DEFAULT_LIMITS
 from psserver.edge.open_calls import OpenCalls
 from psserver.edge.server import ServerKind, make_server
-from pswire.addresses import Address
+from psserver.shard.daemon import run_shard
+from pswire.addresses import Address, parse_address
 from pswire.channels import ChannelKind, aio_channel
 from pswire.exit_codes import ExitCode
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import WorkerState
-from pswire.reasons import ErrorReason
+from pswire.reasons import ErrorReason, Refusal
 from pswire.security.roles import Role
 from pswire.security.tokens import Metadata, metadata_of, new_token
 from pswire.v1 import coordinator_service_pb2, parameter_service_pb2
@@ -36,7 +37,7 @@ from tests.doubles.job_tokens import JobTokens, write_private
 from tests.doubles.made_certificates import SERVER, MadeCertificates
 from tests.doubles.memory_network import MemoryServer
 from tests.integration.forged_calls import TIMEOUT_S, refusal_of
-from tests.integration.job import Job, connect
+from tests.integration.job import Daemon, Job, connect
 from tests.integration.processes import Processes
 
 SERVICES: Final = (
@@ -261,6 +262,30 @@ def test_a_damaged_file_of_tokens_leaves_the_former_one_in_force(
     assert any("chmod 600" in text for text in texts)
 
 
+def test_a_shard_that_is_none_by_its_token_ends(
+    guarded: Guarded, tmp_path: Path
+) -> None:
+    """And says what it may not do; in service it would wait for another token."""
+    config = ShardConfig(
+        listen=ListenConfig(
+            address=Address("127.0.0.1", 0),
+            credentials=guarded.tokens.credentials(Role.WORKER),
+        ),
+        coordinator=parse_address(guarded.job.address),
+        advertise=None,
+        state_dir=tmp_path,
+    )
+
+    async def serve() -> None:
+        daemon = Daemon()
+        await daemon.start(run_shard(config))
+        assert daemon.task is not None
+        await daemon.task
+
+    with pytest.raises(Refusal, match="role worker may not call RegisterShard"):
+        guarded.job.run(serve())
+
+
 @pytest.mark.parametrize(
     "sockets",
     [
@@ -303,6 +328,8 @@ def test_tokens_are_rotated_and_revoked_while_a_job_trains(
         job.wait_workers(2, WorkerState.MEMBER)
 
         tokens.create("w0", Role.WORKER, "w0")
+        tokens.create("shard", Role.SHARD)
+        tokens.revoke("former shard")
         tokens.revoke("former w0")
         tokens.revoke("w1")
         job.wait_record(lambda record: len(record.members) == 1)

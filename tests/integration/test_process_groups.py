@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 from tests.doubles.children import Nursery
+from tests.doubles.job_tokens import JobTokens
 from tests.integration.group_pair import start_pair
 from tests.integration.group_training import (
     CLIP_NORM,
@@ -130,8 +131,11 @@ def test_what_ends_the_leader_is_an_error_in_all_processes(
 def test_without_a_wrapped_model_each_process_is_a_worker(
     tmp_path: Path, processes: Processes
 ) -> None:
-    with Job(tmp_path / "job", workers_min=2, sockets=True) as job:
-        start_pair(processes, "plain", tmp_path, job)
+    """In a job that asks for tokens, of which each process has the file."""
+    tokens = JobTokens(tmp_path)
+    token = {"PS_TOKEN_FILE": str(tokens.path("worker"))}
+    with Job(tmp_path / "job", workers_min=2, sockets=True, tokens=tokens) as job:
+        start_pair(processes, "plain", tmp_path, job, **token)
         for rank in range(2):
             early, late = (processes.line(f"rank-{rank}") for _ in range(2))
             assert early.startswith(f"early {rank} the processes of a group record spl")
