@@ -6,14 +6,18 @@ part of the job's terms, so that who counts needs no accountant. See docs/privac
 """
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 from pswire.clipping import is_clip_norm
 from pswire.reasons import ErrorReason, Refusal
 
 PARTICIPATION_COUNT_MAX: Final = 1_000
 """Most participations of a sample that a job may allow: a figure of each is sent."""
+
+
+_FIGURE_DEVIATION_MAX: Final = 1e-6
+"""By how much figures of two machines may differ, in their last bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,23 @@ class Privacy:
             return math.inf
         return self.epsilons[participation_count - 1]
 
+    def agrees_with(self, other: Self | None) -> bool:
+        """Whether two workers promise the same, by accountants of their own."""
+        return (
+            other is not None
+            and replace(self, epsilons=()) == replace(other, epsilons=())
+            and len(self.epsilons) == len(other.epsilons)
+            and all(
+                math.isclose(mine, theirs, rel_tol=_FIGURE_DEVIATION_MAX)
+                for mine, theirs in zip(self.epsilons, other.epsilons, strict=True)
+            )
+        )
+
     def __str__(self) -> str:
-        """What workers must agree on. Figures of two machines differ in last bits."""
+        """What workers must agree on, for people."""
         return (
             f"noise_multiplier={self.noise_multiplier:g}, "
             f"max_grad_norm={self.max_grad_norm:g}, delta={self.delta:g}, at most "
-            f"{self.participation_max} participations of a sample"
+            f"{self.participation_max} participations of a sample, epsilon at most "
+            f"{self.epsilons[-1] if self.epsilons else math.nan:.4g}"
         )

@@ -190,11 +190,10 @@ class PendingData:
             return self._batches.has_trained
 
     @property
-    def trained_count(self) -> int | None:
-        """Samples behind the gradient that is there, `None` where none are known."""
+    def trained(self) -> tuple[Batch, ...]:
+        """Batches behind the gradient that is there, as far as is known."""
         with self._lock:
-            trained = [each for each in self._batches.waiting if each.is_trained]
-            return sum(each.sample_count for each in trained) if trained else None
+            return tuple(each for each in self._batches.waiting if each.is_trained)
 
     def has_ahead(self, loader: str) -> bool:
         """Whether a script that asks for more goes on with what it has drawn before."""

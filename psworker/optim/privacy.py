@@ -177,7 +177,7 @@ def check_private(
             f"differential_privacy={choice!r} is no psworker.DifferentialPrivacy: give "
             "one, or leave it out"
         )
-    if first is not None and str(choice.terms()) != str(first):
+    if first is not None and not choice.terms().agrees_with(first):
         raise ConfigurationError(
             f"the job promises what the first prepare() said ({first}); leave "
             "differential_privacy out when prepare() is called again"
@@ -284,6 +284,11 @@ def _module_problem(module: nn.Module) -> str:
             )
         if module.max_norm is not None:
             return "has max_norm, which changes weights without noise: leave it out"
+    if isinstance(module, nn.MultiheadAttention) and not module.batch_first:
+        return (
+            "has the sequence before the batch, so that its steps would be taken for "
+            "samples: build it with batch_first=True"
+        )
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         return "computes one gradient on several devices: give prepare() its module"
     is_compiled = hasattr(module, "_orig_mod") or (

@@ -184,6 +184,12 @@ class PrivateGradients:
             handle.remove()
         self.forget()
 
+    def discard(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Throws gradients away that no step is to send."""
+        for each in parameters:
+            each.grad = None
+        self.forget()
+
     def forget(self) -> None:
         """What was called belongs to no gradient any more."""
         self._passes.clear()
@@ -199,7 +205,7 @@ class PrivateGradients:
     def replace(
         self,
         parameters: Iterable[torch.Tensor],
-        sample_count: int | None,
+        sample_counts: Sequence[int],
         *,
         is_new: bool = True,
     ) -> None:
@@ -210,7 +216,7 @@ class PrivateGradients:
 
         Args:
             parameters: All of the optimizer.
-            sample_count: Samples that were drawn for this gradient, if any were.
+            sample_counts: Of the batches that were drawn for this gradient.
             is_new: Whether there are gradients that no step has taken.
 
         Raises:
@@ -218,7 +224,10 @@ class PrivateGradients:
                 that one might count more than once. Nothing has changed.
             UnsupportedError: No gradient of single samples can be computed.
         """
-        trained = tuple(each for each in parameters if each.requires_grad)
+        # One that was frozen since backward() would be stepped with its gradient too.
+        trained = tuple(
+            each for each in parameters if each.requires_grad or each.grad is not None
+        )
         self._trained = trained
         if not self._passes:
             if is_new:
@@ -229,12 +238,13 @@ class PrivateGradients:
                 )
             return
         row_counts = [each.row_count for each in self._passes]
-        if sum(row_counts) != sample_count:
+        if sorted(row_counts) != sorted(sample_counts):
             raise ConfigurationError(
-                f"this step's gradient is of {sum(row_counts)} samples, and "
-                f"{sample_count or 'none'} were drawn from the prepared loader for it: "
-                "each batch is for one backward() and one step(), whose loss has one "
-                "row for each sample"
+                "this step is of backward passes of "
+                f"{' and '.join(map(str, row_counts))} samples, and for it batches of "
+                f"{' and '.join(map(str, sample_counts)) or 'no'} samples were drawn "
+                "from the prepared loader: each batch is for one backward() and one "
+                "step(), with one row for each of its samples"
             )
         clipped, plain = self._summed(trained, row_counts)
         if not self._is_checked:

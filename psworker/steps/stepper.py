@@ -13,7 +13,12 @@ from typing_extensions import override
 from pswire import failpoints
 from psworker import fork_guard
 from psworker.data.pending import PendingData
-from psworker.errors import EvictedError, PsError, UnsupportedError
+from psworker.errors import (
+    ConfigurationError,
+    EvictedError,
+    PsError,
+    UnsupportedError,
+)
 from psworker.member.exchange import PushExchange
 from psworker.member.joining import Joined
 from psworker.optim import gradients
@@ -167,13 +172,29 @@ class Stepper(Publisher):
         )
 
     def _make_private(self, private: PrivateGradients, wanted: OptimizerStep) -> None:
-        if self._has_stale_gradient or wanted.weight == 0:
-            private.forget()  # none is sent
-            return
+        """Replaces the gradients of a step by private ones.
+
+        Raises:
+            ConfigurationError: A sample might count twice in this step.
+            UnsupportedError: No gradient of single samples can be computed.
+        """
         tensors = self._store.tensors
+        own = [tensors[index] for index in wanted.spec.entry_indexes]
+        if self._has_stale_gradient or wanted.weight == 0:
+            private.discard(own)  # nor may a further step send them
+            return
+        trained = self.pending.trained
+        ranges = [each.data_range for each in trained if each.data_range is not None]
+        epochs = {each.epoch for each in ranges}
+        if len(epochs) > 1 or len(set(ranges)) < len(ranges):
+            raise ConfigurationError(
+                "this step is of batches in which a sample may be twice, since they "
+                f"are of epochs {', '.join(map(str, sorted(epochs)))}: step, or zero "
+                "the gradients, at the end of each epoch"
+            )
         private.replace(
-            [tensors[index] for index in wanted.spec.entry_indexes],
-            self.pending.trained_count,
+            own,
+            [each.sample_count for each in trained],
             is_new=self._spent.has_new(tensors),
         )
 

@@ -216,11 +216,14 @@ def test_what_would_count_twice_or_go_without_noise_is_refused(
         values = [each.detach().clone() for each in model.parameters()]
         refused: list[tuple[str, Callable[[], object]]] = [
             (
-                "of 4 samples, and none were drawn",
+                "of 4 samples, and for it batches of no samples",
                 lambda: step(model, optimizer, batch),
             ),
             ("come from no call", lambda: step_with_ones(model, optimizer)),
-            ("of 8 samples, and 4 were", lambda: step_twice(model, optimizer, batches)),
+            (
+                "of 4 and 4 samples, and for it batches of 4",
+                lambda: step_twice(model, optimizer, batches),
+            ),
             ("leave step(weight=...) out", lambda: optimizer.step(weight=3)),
             ("load it before prepare", lambda: load(optimizer, state)),
             ("set them before prepare", ps.publish),
@@ -252,6 +255,37 @@ def load(optimizer: Any, state: Any) -> None:  # noqa: ANN401
         state["state"][each] = {"momentum_buffer": torch.zeros(1)}
     optimizer.load_state_dict(state)
     optimizer.step()
+
+
+def test_a_step_over_two_epochs_is_refused(tmp_path: Path) -> None:
+    """A sample may be in the last batch of the one, and in the first of the next."""
+    model, optimizer, loader = build()
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model, optimizer, loader = ps.prepare(
+            model, optimizer, loader, differential_privacy=privacy()
+        )
+        for batch in loader:
+            loss_of(model, *batch).backward()
+        loss_of(model, *next(iter(loader))).backward()
+        with pytest.raises(psworker.ConfigurationError, match="of epochs 0, 1"):
+            optimizer.step()
+        optimizer.zero_grad()
+        assert ps.clock == 0
+
+
+def test_a_gradient_that_counts_for_nothing_is_not_sent_later(tmp_path: Path) -> None:
+    model, optimizer, loader = build()
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model, optimizer, loader = ps.prepare(
+            model, optimizer, loader, differential_privacy=privacy()
+        )
+        values = [each.detach().clone() for each in model.parameters()]
+        loss_of(model, *next(iter(loader))).backward()
+        optimizer.step(weight=0)
+        optimizer.step()
+        assert ps.clock == 2
+        for before, now in zip(values, model.parameters(), strict=True):
+            assert torch.equal(before, now)
 
 
 def test_a_sampler_that_draws_a_sample_twice_is_refused(tmp_path: Path) -> None:

@@ -3015,10 +3015,8 @@ BUGS = (
         (
             Edit(
                 "psworker/optim/private_gradients.py",
-                "        trained = tuple(each for each in parameters if "
-                "each.requires_grad)\n",
-                "        trained = tuple(each for each in parameters if "
-                "each.grad is not None)\n",
+                "if each.requires_grad or each.grad is not None\n",
+                "if each.grad is not None\n",
             ),
         ),
         tests=(
@@ -3044,8 +3042,8 @@ BUGS = (
         (
             Edit(
                 "psworker/optim/private_gradients.py",
-                "        if sum(row_counts) != sample_count:\n",
-                "        if sum(row_counts) != (sample_count or sum(row_counts)):\n",
+                "        if sorted(row_counts) != sorted(sample_counts):\n",
+                "        if sum(row_counts) < sum(sample_counts):\n",
             ),
         ),
         tests=(
@@ -3124,13 +3122,38 @@ BUGS = (
         (
             Edit(
                 "psserver/coordinator/core/job_model.py",
-                "        if str(theirs.privacy) != str(job.privacy):\n",
-                "        if theirs.privacy and str(theirs.privacy) != "
-                "str(job.privacy):\n",
+                " if promised else not job.privacy):\n",
+                " if promised else True):\n",
             ),
         ),
         tests=(
             "tests/integration/test_privacy.py::test_what_would_count_twice_or_go_without_noise_is_refused",
+        ),
+    ),
+    PlantedBug(
+        "a sample counts twice in one step, of two epochs",
+        (
+            Edit(
+                "psworker/steps/stepper.py",
+                "        if len(epochs) > 1 or len(set(ranges)) < len(ranges):\n",
+                "        if len(set(ranges)) < len(ranges):\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_privacy.py::test_a_step_over_two_epochs_is_refused",
+        ),
+    ),
+    PlantedBug(
+        "what was thrown away is sent by the next step, without noise",
+        (
+            Edit(
+                "psworker/optim/private_gradients.py",
+                "        for each in parameters:\n            each.grad = None\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_privacy.py::test_a_gradient_that_counts_for_nothing_is_not_sent_later",
         ),
     ),
 )

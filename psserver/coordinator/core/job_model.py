@@ -74,7 +74,8 @@ class JobModel:
             raise _otherwise(
                 _clip_text(job.clip_grad_norm), _clip_text(theirs.clip_grad_norm)
             )
-        if str(theirs.privacy) != str(job.privacy):
+        promised = theirs.privacy
+        if not (promised.agrees_with(job.privacy) if promised else not job.privacy):
             raise _otherwise(_privacy_text(job.privacy), _privacy_text(theirs.privacy))
         if str(theirs.compression) != str(job.compression):
             raise _otherwise(

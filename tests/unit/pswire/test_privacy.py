@@ -58,3 +58,16 @@ def test_what_is_none_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(Refusal, match="is no differential privacy") as caught:
         read_terms(pb.JoinRequest(**terms_fields(terms)))
     assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
+
+
+def test_figures_of_two_machines_may_differ_in_their_last_bits() -> None:
+    near = replace(PRIVACY, epsilons=(2.0, 3.0, 3.5 * (1 + 1e-12)))
+    assert PRIVACY.agrees_with(near)
+    for other in (
+        None,
+        replace(PRIVACY, epsilons=(2.0, 3.0)),
+        replace(PRIVACY, epsilons=(1.9, 3.0, 3.5)),
+        replace(PRIVACY, noise_multiplier=1.5 + 1e-9),
+        replace(PRIVACY, delta=2e-5),
+    ):
+        assert not PRIVACY.agrees_with(other)

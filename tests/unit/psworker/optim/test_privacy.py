@@ -129,6 +129,7 @@ MODULES: Final[list[tuple[Callable[[], Any], str]]] = [
     (lambda: nn.Embedding(3, 2, sparse=True), "sparse=False"),
     (lambda: nn.Embedding(3, 2, max_norm=1.0), "max_norm"),
     (lambda: nn.LSTM(2, 2), "LSTMCell"),
+    (lambda: nn.MultiheadAttention(2, 1), "batch_first=True"),
     (lambda: nn.DataParallel(nn.Linear(2, 2)), "give prepare.. its module"),
     (lambda: torch.jit.script(nn.Linear(2, 2)), "do not compile"),
     (lambda: torch.compile(nn.Linear(2, 2)), "do not compile"),

@@ -164,7 +164,7 @@ def test_each_sample_is_clipped_by_itself(
         monkeypatch.setattr("psworker.optim.private_gradients._CHUNK_BYTES", limit)
         made = private(model, norm)
         cross_entropy(model(inputs), targets).backward()
-        made.replace(model.parameters(), ROWS)
+        made.replace(model.parameters(), [ROWS])
         assert_close(gradients(model), [each / ROWS for each in sums])
         made.remove()
         model.zero_grad()
@@ -180,7 +180,7 @@ def test_without_noise_and_limit_it_is_what_backward_makes(reduction: str) -> No
         targets = torch.randint(0, CLASSES, (rows,))
         loss_of(model(torch.randn(rows, 6)), targets).backward()
     plain = [each.clone() for each in gradients(model)]
-    made.replace(model.parameters(), 7)
+    made.replace(model.parameters(), [3, 4])
     assert_close(gradients(model), plain)
 
 
@@ -192,7 +192,7 @@ def test_the_noise_is_normal_of_the_stated_deviation() -> None:
     made = private(model, norm, noise)
     for rows in (10, 5):  # the smaller batch, where a sample weighs the most, decides
         used(torch.zeros(rows, 4)).sum().div(rows).backward()
-    made.replace(model.parameters(), 15)
+    made.replace(model.parameters(), [10, 5])
     assert unused.weight.grad is not None
     numbers = (unused.weight.grad / (noise * norm / 5)).flatten().double()
     count = len(numbers)
@@ -213,7 +213,7 @@ def test_noise_is_drawn_anew_for_each_step_and_worker() -> None:
         for _ in range(2):
             model.zero_grad()
             model(torch.zeros(2, 3)).mean().backward()
-            made.replace(model.parameters(), 2)
+            made.replace(model.parameters(), [2])
             assert model.weight.grad is not None
             seen.add(float(model.weight.grad[0, 0]))
     assert len(seen) == 4
@@ -226,7 +226,7 @@ def test_a_sample_without_a_finite_gradient_gives_nothing() -> None:
     inputs[0] = math.nan
     made = private(model, 0.1)
     cross_entropy(model(inputs), targets).backward()
-    made.replace(model.parameters(), ROWS)
+    made.replace(model.parameters(), [ROWS])
     assert_close(gradients(model), [each / ROWS for each in rest])
 
 
@@ -235,9 +235,9 @@ def test_a_step_that_is_made_again_keeps_its_gradient() -> None:
     model = nn.Linear(3, 1)
     made = private(model, 1.0, 1.0)
     model(torch.randn(2, 3)).mean().backward()
-    made.replace(model.parameters(), 2)
+    made.replace(model.parameters(), [2])
     before = [each.clone() for each in gradients(model)]
-    made.replace(model.parameters(), None, is_new=False)
+    made.replace(model.parameters(), [], is_new=False)
     for mine, theirs in zip(gradients(model), before, strict=True):
         assert torch.equal(mine, theirs)
 
@@ -251,13 +251,13 @@ def test_what_was_zeroed_counts_no_more() -> None:
         cross_entropy(model(inputs), targets).backward()
 
     step()
-    made.replace(model.parameters(), ROWS)
+    made.replace(model.parameters(), [ROWS])
     expected = [each.clone() for each in gradients(model)]
     model.zero_grad()
     step()
     model.zero_grad()  # not by its optimizer
     step()
-    made.replace(model.parameters(), ROWS)
+    made.replace(model.parameters(), [ROWS])
     assert_close(gradients(model), expected)
 
 
@@ -269,20 +269,20 @@ def test_a_copy_of_the_model_and_an_evaluation_count_nothing() -> None:
         model(torch.randn(2, 3))
     model(torch.randn(5, 3))  # no backward pass
     model(torch.randn(2, 3)).mean().backward()
-    made.replace(model.parameters(), 2)
+    made.replace(model.parameters(), [2])
 
 
 def test_gradients_of_low_precision_keep_their_type() -> None:
     model = nn.Linear(3, 2).to(torch.bfloat16)
     made = private(model, HUGE)
     model(torch.randn(4, 3, dtype=torch.bfloat16)).mean().backward()
-    made.replace(model.parameters(), 4)
+    made.replace(model.parameters(), [4])
     assert {each.dtype for each in gradients(model)} == {torch.bfloat16}
     mixed = nn.Linear(3, 2)
     made = private(mixed, HUGE)
     with torch.autocast("cpu", torch.bfloat16):
         mixed(torch.randn(4, 3)).mean().backward()
-    made.replace(mixed.parameters(), 4)
+    made.replace(mixed.parameters(), [4])
     assert {each.dtype for each in gradients(mixed)} == {torch.float32}
 
 
@@ -329,6 +329,27 @@ def test_what_is_of_no_single_samples_is_refused(index: int) -> None:
     loss_of(model).backward()
     before = [each.clone() for each in gradients(model)]
     with pytest.raises((ConfigurationError, UnsupportedError), match=text):
-        made.replace(model.parameters(), 4)
+        made.replace(model.parameters(), [4])
     for mine, theirs in zip(gradients(model), before, strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_each_backward_pass_is_of_one_batch() -> None:
+    """Else a sample could be in two of them, be it that the sum is right."""
+    model = nn.Linear(3, 1)
+    made = private(model, 1.0)
+    for rows in (2, 2):
+        model(torch.randn(rows, 3)).mean().backward()
+    with pytest.raises(ConfigurationError, match="passes of 2 and 2 samples, and for"):
+        made.replace(model.parameters(), [4])
+
+
+def test_what_was_frozen_since_has_noise_too() -> None:
+    """An optimizer steps with the gradient that is there."""
+    model = nn.Linear(3, 1)
+    made = private(model, 1e-3, 1.0)
+    model(torch.full((2, 3), 1e3)).mean().backward()
+    model.weight.requires_grad_(False)
+    made.replace(model.parameters(), [2])
+    assert model.weight.grad is not None
+    assert float(model.weight.grad.abs().max()) < 1.0
