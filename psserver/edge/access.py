@@ -9,6 +9,7 @@ expires, are ended.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -248,10 +249,14 @@ class Access(grpc.aio.ServerInterceptor):
         if self._tokens is None:
             return
         self._tokens.look()
+        gone: Counter[Identity] = Counter()
         for task, entry in self._calls.items():
             if task not in self._ended and not self._tokens.counts(entry):
                 self._ended.add(task)
                 task.cancel()
+                gone[entry.identity] += 1
+        for identity, count in gone.items():
+            log.warning("%s counts no more: calls that are ended: %d", identity, count)
 
     def _with_check(
         self, handler: "Handler", method: str, roles: frozenset[Role] | None

@@ -96,6 +96,14 @@ def notes_of(**changes: Any) -> str:  # noqa: ANN401, fields of a config
                 "--insecure",
             ],
         ),
+        (
+            {
+                "listen": ListenConfig(
+                    address=Address("0.0.0.0", 0), tokens=Path("tokens.json")
+                )
+            },
+            ["without encryption: whoever sees its packets has the tokens"],
+        ),
     ],
 )
 def test_what_contradicts_is_refused_with_the_cure(

@@ -30,6 +30,20 @@ def test_who_reaches_the_coordinator_reaches_the_shards(
     assert str(shard_listen(parse_address(coordinator))) == shard
 
 
+def test_shards_without_a_token_are_refused_where_one_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    config = CoordinatorConfig(
+        listen=ListenConfig(
+            address=parse_address("127.0.0.1:0"), tokens=tmp_path / "tokens.json"
+        ),
+        state_dir=tmp_path,
+        shard_count=1,
+    )
+    with pytest.raises(OptionError, match="psctl token create --role shard"):
+        asyncio.run(run_local(config, [], verbose=False))
+
+
 @pytest.mark.parametrize("listen", ["0.0.0.0:7070", "[::]:0"])
 def test_every_address_is_refused(tmp_path: Path, listen: str) -> None:
     config = CoordinatorConfig(
