@@ -15,6 +15,7 @@ import grpc.aio
 from pswire.error_details import is_decided, refusal_from_rpc_error
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.security.credentials import Credentials
+from pswire.security.handshake import cause_of
 from psworker.errors import LimitError, PsError, UnavailableError, error_of_refusal
 
 Call = TypeVar("Call", bound="grpc.aio.Call")
@@ -111,7 +112,7 @@ def _text_of(error: grpc.aio.AioRpcError) -> str:
     text = error.details() or ""
     if text == "Cancelling all calls":  # a gRPC server that stops, to those it serves
         return "the daemon there was stopped"
-    return text
+    return cause_of(text) or text
 
 
 @asynccontextmanager

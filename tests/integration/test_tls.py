@@ -32,7 +32,7 @@ from pswire.exit_codes import ExitCode
 from pswire.security import certificates as certificates_module
 from pswire.security.certificates import certificates_of, read_pem
 from pswire.security.credentials import Credentials, TlsFiles
-from pswire.security.handshake import handshake_problem
+from pswire.security.handshake import cause_of, handshake_problem
 from tests.doubles.children import Nursery
 from tests.doubles.made_certificates import SERVER, MadeCertificates
 from tests.integration.job import Job
@@ -160,7 +160,7 @@ def credentials_of(made: Made, name: str) -> Credentials:
         (SERVER, "authority", "127.0.0.1", "show a certificate, and this one has none"),
         (SERVER, "swapped/reader", "127.0.0.1", "does not take the certificate in"),
         (SERVER, "ended-worker", "127.0.0.1", "has ended on 20"),
-        ("worker-w0", "reader", "127.0.0.1", "the certificate of the server there is"),
+        ("worker-w0", "reader", "127.0.0.1", "the server there is a client's"),
     ],
 )
 async def test_who_does_not_belong_is_refused_and_told_why(
@@ -181,6 +181,9 @@ async def test_who_does_not_belong_is_refused_and_told_why(
         )
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert words in problem
+    # What a server thinks of a client's certificate it does not tell.
+    is_told = cause_of(str(caught.value.details()))
+    assert bool(is_told) == (server != SERVER or client in ("other/reader", "reader"))
 
 
 @pytest.mark.parametrize(

@@ -3156,4 +3156,174 @@ BUGS = (
             "tests/integration/test_privacy.py::test_a_gradient_that_counts_for_nothing_is_not_sent_later",
         ),
     ),
+    PlantedBug(
+        "certificates are read once",
+        (
+            Edit(
+                "protos/pswire/security/certificates.py",
+                "        if marks == self._marks:\n",
+                "        if marks:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/security/test_certificates.py::test_new_files_are_in_force_at_the_next_look",
+        ),
+    ),
+    PlantedBug(
+        "a damaged new certificate ends who reads it",
+        (
+            Edit(
+                "protos/pswire/security/certificates.py",
+                "        except CredentialsError as error:\n"
+                "            self._marks = marks\n",
+                "        except ZeroDivisionError as error:\n"
+                "            self._marks = marks\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/security/test_certificates.py::test_files_that_cannot_be_used_change_nothing_and_are_logged_once",
+        ),
+    ),
+    PlantedBug(
+        "a certificate ends without a word",
+        (
+            Edit(
+                "protos/pswire/security/certificates.py",
+                "        if left_s > END_NOTICE_S or now_s",
+                "        if left_s > 0 or now_s",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/security/test_certificates.py::test_a_certificate_that_ends_soon_is_named_once_a_day",
+        ),
+    ),
+    PlantedBug(
+        "a server shows the certificate that it was started with",
+        (
+            Edit(
+                "psserver/edge/server.py",
+                "        if pem is in_force:\n",
+                "        if pem is not None:\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_tls.py::test_new_certificates_are_in_force_for_new_calls_and_end_no_open_one",
+        ),
+    ),
+    PlantedBug(
+        "a channel shows the certificate that it was opened with",
+        (
+            Edit(
+                "protos/pswire/security/proven_channel.py",
+                "        if pem is not self._pem and not self._is_closed:\n",
+                "        if pem is None and not self._is_closed:\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_tls.py::test_a_channel_keeps_no_connection_of_before_that_nobody_uses",
+        ),
+    ),
+    PlantedBug(
+        "a channel keeps all connections of before a renewal",
+        (
+            Edit(
+                "protos/pswire/security/proven_channel.py",
+                "        if self._open_counts[channel] == 0:\n",
+                "        if self._open_counts[channel] < 0:\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_tls.py::test_a_channel_keeps_no_connection_of_before_that_nobody_uses",
+        ),
+    ),
+    PlantedBug(
+        "a server takes clients without a certificate",
+        (
+            Edit(
+                "psserver/config.py",
+                "        return tls is not None and tls.ca is not None and self.tokens",
+                "        return tls is None and self.tokens",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_tls.py::test_who_does_not_belong_is_refused_and_told_why",
+        ),
+    ),
+    PlantedBug(
+        "daemons speak TLS 1.2",
+        (
+            Edit(
+                "psserver/__init__.py",
+                '"ECDHE-PSK-AES128-CBC-SHA"',
+                '"ECDHE-ECDSA-AES128-GCM-SHA256"',
+            ),
+        ),
+        tests=(
+            "tests/integration/test_tls.py::test_a_job_lives_through_a_change_of_its_authority_and_loses_no_step",
+        ),
+    ),
+    PlantedBug(
+        "IPv6 is compared with certificates as it is written",
+        (
+            Edit(
+                "protos/pswire/channels.py",
+                '        return f"[{ipaddress.IPv6Address(host[1:-1])}]:{port}"\n',
+                '        return f"{host}:{port}"\n',
+            ),
+        ),
+        tests=(
+            "tests/integration/test_tls.py::test_every_way_to_write_a_name_of_the_certificate_is_taken",
+        ),
+    ),
+    PlantedBug(
+        "a key that others can read is used",
+        (
+            Edit(
+                "protos/pswire/security/credentials.py",
+                "    forbidden = 0o037 if of_root else 0o077\n",
+                "    forbidden = 0\n",
+            ),
+        ),
+        tests=("tests/unit/pswire/security/test_credentials.py",),
+    ),
+    PlantedBug(
+        "the key of the authority goes to every machine",
+        (
+            Edit(
+                "psctl/tls.py",
+                "            _write_folder(place, {CA_FILE: issuer.pem, **files})\n",
+                "            files[AUTHORITY_KEY_FILE] = _key_pem(issuer.key)\n"
+                "            _write_folder(place, {CA_FILE: issuer.pem, **files})\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psctl/test_tls.py::test_each_role_and_machine_has_a_folder_to_copy",
+        ),
+    ),
+    PlantedBug(
+        "a worker can pass for a server",
+        (
+            Edit(
+                "psctl/tls.py",
+                "        if subject.hosts:\n            usages",
+                "        if subject:\n            usages",
+            ),
+        ),
+        tests=(
+            "tests/unit/psctl/test_tls.py::test_a_client_can_not_pass_for_a_server",
+        ),
+    ),
+    PlantedBug(
+        "a renewal makes certificates with other names",
+        (
+            Edit(
+                "psctl/tls.py",
+                "in issuer.issue(each.subject, lasting).items():\n",
+                "in issuer.issue(Subject(each.subject.identity), lasting).items():\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psctl/test_tls.py::test_renewed_certificates_have_the_names_of_the_former_ones",
+        ),
+    ),
 )

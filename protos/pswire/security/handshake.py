@@ -20,11 +20,50 @@ _HELLO: Final = (
     b"\0\0\0\4\0\0\0\0\0"  # and settings, none of which is said
 )
 
-# X.509's codes, of OpenSSL's x509_vfy.h.
-_NOT_YET_VALID: Final = 9
-_EXPIRED: Final = 10
-_WRONG_NAME: Final = (62, 64)
-_WRONG_AUTHORITY: Final = (2, 18, 19, 20, 21)
+_OTHER_NAME: Final = (62, 64)
+"""OpenSSL's codes, of x509_vfy.h."""
+
+_CURE_OF_NAME: Final = (
+    "call it by one of its names, or make it a certificate with this one too (`psctl "
+    "tls init --host NAME`)"
+)
+_WRONG_AUTHORITY: Final = (
+    "the certificate of the server there is not of the authority in --tls-ca: give the "
+    "ca.pem of the job, and make sure that the address is the job's"
+)
+_NO_TLS: Final = (
+    "the server there does not speak TLS, and this process does: start it with "
+    f"--tls-ca, --tls-cert and --tls-key, or leave them out here ({TLS_CA_VARIABLE})"
+)
+_CAUSES: Final = {
+    "certificate has expired": (
+        "the certificate of the server there has ended, or that of its authority: "
+        "replace it on its machine, as `psctl tls renew` does; if it has not, set the "
+        "clock of this machine"
+    ),
+    "certificate is not yet valid": (
+        "the certificate of the server there does not hold yet: set the clocks of both "
+        "machines"
+    ),
+    "certificate purpose": (
+        "the certificate of the server there is a client's: start it with one that was "
+        "made for its machine (`psctl tls init --host NAME`)"
+    ),
+    "local issuer certificate": _WRONG_AUTHORITY,
+    "self-signed certificate": _WRONG_AUTHORITY,
+    "Hostname Verification Check failed": (
+        "the certificate of the server there is not for the name or address by which "
+        f"it is called: {_CURE_OF_NAME}"
+    ),
+    "WRONG_VERSION_NUMBER": _NO_TLS,
+}
+"""What is wrong, by words of BoringSSL, OpenSSL and gRPC."""
+
+
+def cause_of(text: str) -> str:
+    """What is wrong and what to do, if what gRPC says shows it; else empty."""
+    found = (cause for words, cause in _CAUSES.items() if words in text)
+    return next(found, "")
 
 
 def handshake_problem(
@@ -79,11 +118,7 @@ def _tls_problem(target: Address, certificates: Certificates, timeout_s: float) 
         return _refused_text(error, target, certificates, timeout_s)
     except ssl.SSLError as error:
         if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
-            return (
-                "the server there does not speak TLS, and this process does: start it "
-                "with --tls-ca, --tls-cert and --tls-key, or leave them out here "
-                f"(unset {TLS_CA_VARIABLE})"
-            )
+            return _NO_TLS
         return f"TLS fails there: {error.reason or error}"
     except ConnectionError:
         pass
@@ -112,32 +147,14 @@ def _refused_text(
     timeout_s: float,
 ) -> str:
     """Why this process does not take the server's certificate."""
-    code, ca = error.verify_code, certificates.files.ca
-    if code == _EXPIRED:
+    if error.verify_code in _OTHER_NAME:
+        names = _names(target, certificates, timeout_s) or "other names"
         return (
-            "the certificate of the server there has ended, or that of its authority: "
-            "replace it on its machine, as `psctl tls renew` does; if it has not, set "
-            "the clock of this machine"
+            f"the certificate of the server there is for {names}, and not for "
+            f"{target.host}: {_CURE_OF_NAME}"
         )
-    if code == _NOT_YET_VALID:
-        return (
-            "the certificate of the server there does not hold yet: set the clocks of "
-            "both machines"
-        )
-    if code in _WRONG_NAME:
-        names = _names(target, certificates, timeout_s)
-        return (
-            f"the certificate of the server there is for {names or 'other names'}, and "
-            f"not for {target.host}: call it by one of its names, or make it a "
-            f"certificate with this one too (`psctl tls init --host {target.host}`)"
-        )
-    if code in _WRONG_AUTHORITY:
-        return (
-            "the certificate of the server there is not of the authority in "
-            f"--tls-ca {ca}: give the ca.pem of the job, and make sure that the "
-            "address is the job's"
-        )
-    return f"the certificate of the server there is refused: {error.verify_message}"
+    said = error.verify_message
+    return cause_of(said) or f"the certificate of the server there is refused: {said}"
 
 
 def _names(target: Address, certificates: Certificates, timeout_s: float) -> str:

@@ -30,7 +30,7 @@ from pswire.reasons import ACCESS_REFUSALS, ErrorReason, Refusal
 from pswire.schema_codec import MergedModel, read_terms
 from pswire.security.certificates import certificates_of
 from pswire.security.credentials import Credentials
-from pswire.security.handshake import handshake_problem
+from pswire.security.handshake import cause_of, handshake_problem
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 
@@ -229,7 +229,7 @@ async def _why(address: str, error: grpc.aio.AioRpcError) -> str:
     problem = await asyncio.to_thread(
         handshake_problem, parse_address(address), own, CALL_TIMEOUT_S
     )
-    return problem or text
+    return problem or cause_of(text) or text
 
 
 def _raise_if_decided(
