@@ -147,8 +147,6 @@ class Job:
         """Becomes a member; the models then hold the job's values."""
         _refuse_late_group(call.objects)
         given = sort_objects(call, options)
-        if options.buffers is None:
-            warn_of_defaults(given.buffers)
         link = DataLink(
             self._loop,
             self._session,
@@ -167,6 +165,8 @@ class Job:
         except OtherOrderError as other:
             given = given.in_order(other.positions)
             stepper = self._join_in_order(given, options, loaders)
+        if options.buffers is None and stepper.member.rank == 0:  # once in a job
+            warn_of_defaults(given.buffers)
 
         def make(inner: Optimizer, spec: OptimizerSpec) -> PreparedOptimizer:
             made = PreparedOptimizer(

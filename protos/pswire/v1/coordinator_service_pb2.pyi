@@ -2583,7 +2583,9 @@ class GetStatusResponse(google.protobuf.message.Message):
     staleness_bound: builtins.int
     """Staleness bound now, in clocks."""
     mode_clock: builtins.int
-    """Clock after which the mode rules."""
+    """Clock after which the mode rules, 0 if it has from the beginning, or from the
+    checkpoint that the job goes on from.
+    """
     workers_floor: builtins.int
     """Members below which no lost one is evicted."""
     evicted_count: builtins.int

@@ -767,10 +767,7 @@ class CoordinatorCore:
             parts += self._unreached_shards()
         else:
             if parts:
-                point = self._returns_to(self.shards.missing)
-                ends = "fails" if point is None else f"returns to {point.point}"
-                after_s = self.settings.lease_ttl_ms // 2 / 1000
-                parts[-1] += f", without which the job {ends} after {after_s:g} s"
+                parts[-1] += self._loss_text()
             parts += waiting_text(
                 self.roster,
                 self.record,
@@ -783,6 +780,16 @@ class CoordinatorCore:
             if not self.record.members and self.phase is JobPhase.RUNNING:
                 parts.append("a worker to go on: the last ones were lost")
         return ", ".join(parts)
+
+    def _loss_text(self) -> str:
+        """What becomes of the job without the shards that are away, in words."""
+        away = self.shards.missing
+        point = self._returns_to(away)
+        ends = "fails" if point is None else f"returns to {point.point}"
+        after_ms = self.settings.lease_ttl_ms // 2
+        if all(slot.heard_ms is None for slot in away):  # since this start
+            after_ms += self.settings.return_ms
+        return f", without which the job {ends} after {after_ms / 1000:g} s"
 
     def joining_note(self) -> str:
         """What to say to a worker that asks to join a finished job; else empty.

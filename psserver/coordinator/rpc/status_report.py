@@ -30,6 +30,9 @@ def status_message(
         if record is None
         else (record.mode, record.staleness_bound)
     )
+    start = core.progress.start_point
+    first_clock = start.clock if start is not None else 0
+    mode_clock = record.mode_clock if record is not None else 0
     status = messages.GetStatusResponse(
         settings=settings_message(core.settings),
         phase=messages.JobPhase.ValueType(core.phase.value),
@@ -43,7 +46,7 @@ def status_message(
         failure=core.progress.failure,
         mode=membership_pb2.Mode.ValueType(mode),
         staleness_bound=bound,
-        mode_clock=record.mode_clock if record is not None else 0,
+        mode_clock=mode_clock if mode_clock != first_clock else 0,
         workers_floor=core.progress.workers_floor,
         evicted_count=core.progress.evicted_count,
         clip_grad_norm=core.model.clip_grad_norm,

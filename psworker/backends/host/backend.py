@@ -110,13 +110,15 @@ class Host:
         """Meets the other processes, and joins the job with them as one worker."""
         given = sort_objects(call, options)
         _refuse_unsupported(given, overlap=options.overlap)
-        if options.buffers is None:
-            warn_of_defaults(given.buffers)
         link = HostDataLink()
         loaders = leased(given.loaders, link)
         steps = self._steps = HostSteps(
             self._loop, self._config, self._place_on_host, given, digest=_digest(given)
         )
+
+        is_first = steps.status.rank == 0 and self._place_on_host.index == 0
+        if options.buffers is None and is_first:  # once in a job
+            warn_of_defaults(given.buffers)
 
         def make(inner: Optimizer, spec: OptimizerSpec) -> PreparedOptimizer:
             return PreparedOptimizer(inner, spec, steps, given.bound)

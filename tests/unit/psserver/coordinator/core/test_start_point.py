@@ -443,6 +443,23 @@ def test_a_lost_shard_is_named_with_the_checkpoint_that_the_job_returns_to() -> 
     )
 
 
+def test_shards_that_were_not_there_since_a_restart_are_waited_for_longer() -> None:
+    job = running()
+    settings = job.core.settings
+    for slot in job.core.shards.slots:
+        slot.heard_ms, slot.is_watching = None, False  # as after a restart
+        slot.broken_ms = job.now_ms + settings.return_ms
+    after_ms = settings.return_ms + settings.lease_ttl_ms // 2
+    assert job.core.waiting_for().startswith(
+        "shard 0 (not connected yet), shard 1 (not connected yet), without which the "
+        f"job returns to {POINT} after {after_ms / 1000:g} s"
+    )
+    job.pass_time(after_ms - 1)
+    assert job.of(ReturnToCheckpoint) == []
+    job.pass_time(1)
+    assert len(job.of(ReturnToCheckpoint)) == 1
+
+
 def test_shards_that_live_get_their_places_again_and_a_new_one_that_of_the_lost() -> (
     None
 ):

@@ -1,17 +1,20 @@
 """The status tells where each worker and shard stands, as the shards last told."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from psserver.coordinator.core.start_point import StartPoint
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.rpc.shard_control import ShardControl
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.monotonic import now_ms
+from pswire.checkpoint.place import CheckpointPlace
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Mode, WorkerState
 from pswire.reasons import ErrorReason, Refusal
@@ -168,6 +171,24 @@ async def test_the_mode_is_that_of_now(host: CoordinatorHost) -> None:
     assert (after.mode, after.staleness_bound) == (membership_pb2.MODE_SSP, 3)
     assert after.settings.mode == membership_pb2.MODE_BSP
     assert after.generation == before.generation + 1
+
+
+async def test_a_mode_since_the_checkpoint_that_a_job_goes_on_from_is_its_first(
+    host: CoordinatorHost,
+) -> None:
+    assert host.core.record is not None
+    host.core.progress.record = replace(host.core.record, mode_clock=12)
+    assert (await status(host)).mode_clock == 12
+    host.core.progress.start_point = StartPoint(
+        place=CheckpointPlace("", "step-000000000024"),
+        clock=12,
+        version=24,
+        mode=Mode.BSP,
+        staleness_bound=0,
+        generation=1,
+        incarnation_floor=0,
+    )
+    assert (await status(host)).mode_clock == 0
 
 
 async def test_who_contradicts_itself_is_taken_out_and_named_once(
