@@ -1902,7 +1902,7 @@ BUGS = (
         (
             Edit(
                 "psserver/shard/tensors/apply_engine.py",
-                "            master=self._masters.copy(chunk_index),\n",
+                "            master=self._masters.copy(chunk_index, into.master),\n",
                 "            master=None,\n",
             ),
         ),
@@ -1983,11 +1983,9 @@ BUGS = (
         "a slot of an optimizer not copied before an update",
         (
             Edit(
-                "psserver/shard/tensors/chunk_optimizer.py",
-                "run.stop, name): as_tensor(value)\n",
-                "run.stop, name): value\n"
-                "            if isinstance(value, torch.Tensor)\n"
-                "            else as_tensor(value)\n",
+                "psserver/shard/tensors/optimizer_state.py",
+                "        return copy_of(value, into)\n",
+                "        return value\n",
             ),
         ),
         tests=("tests/property/test_pending_images.py",),

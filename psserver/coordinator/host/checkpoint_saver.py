@@ -382,7 +382,9 @@ class CheckpointSaver:
         prune, job_id = self._folder.prune, self._core.settings.job_id
         try:
             async with self._deleting:
-                deleted = await in_thread(partial(prune, job_id, settings.keep_count))
+                deleted = await in_thread(
+                    partial(prune, job_id, settings.keep_count), is_background=True
+                )
         except CheckpointError as error:
             log.warning("older checkpoints are not deleted: %s", error)
             return

@@ -6,17 +6,19 @@ it. At most one is kept or written at a time: another one would take as much mem
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from psserver.edge.cut_report import PartReport
 from psserver.edge.file_calls import in_thread
+from psserver.shard.tensors.chunk_image import ChunkImage
 from psserver.shard.tensors.shard_image import ShardImage
 from pswire import failpoints
 from pswire.checkpoint.errors import CheckpointError
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import FilePart
 from pswire.checkpoint.place import CheckpointPlace
+from pswire.freed_memory import KEPT_BYTES
 
 log = logging.getLogger("psserver.shard")
 
@@ -33,6 +35,7 @@ class CheckpointParts:
         self._part_name = part_name
         self._report = report
         self._kept: tuple[int, ShardImage] | None = None
+        self._spare: Mapping[int, ChunkImage] = {}
         self._writing: asyncio.Task[None] | None = None
         self._written: PartReport | None = None
 
@@ -41,10 +44,17 @@ class CheckpointParts:
         if self._writing is not None:
             self._writing.cancel()
 
-    def make_room(self) -> bool:
-        """Whether another image may be made; frees the one that nobody had written."""
-        self._kept = None
-        return self._writing is None
+    def make_room(self) -> Mapping[int, ChunkImage] | None:
+        """Ends the image that nobody had written, since another one is to be made.
+
+        Returns:
+            Chunks that nobody needs any more, whose memory the next image may take.
+            None while a part is being written: there is no room for another image.
+        """
+        if self._writing is not None:
+            return None
+        spare, self._spare, self._kept = self._spare, {}, None
+        return spare
 
     def keep(self, snapshot_id: int, image: ShardImage) -> None:
         """Keeps the image of a cut until it is written, or released."""
@@ -98,6 +108,7 @@ class CheckpointParts:
             self._written = PartReport(snapshot_id, failure=type(error).__name__)
         finally:
             self._writing = None
+            self._spare = image.chunks if image.byte_count <= KEPT_BYTES else {}
         self._report(self._written)
 
 

@@ -1,9 +1,10 @@
 """Images of cuts, copied beside training."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from psserver.edge.file_calls import in_thread
 from psserver.shard.tensors.apply_engine import ApplyEngine
@@ -46,6 +47,7 @@ class ImageCopying:
         snapshot_id: int,
         *,
         values_only: bool,
+        into: Mapping[int, ChunkImage] = MappingProxyType({}),
         then: Callable[[Image], None],
     ) -> None:
         """Copies what the shard holds now.
@@ -55,10 +57,11 @@ class ImageCopying:
         Args:
             engine: What the shard holds. Nothing is being applied at the moment.
             snapshot_id: Name of the cut.
-            values_only: Whether masters and optimizer state are left out.
+            values_only: As for `ApplyEngine.begin_image`.
+            into: As for `ApplyEngine.begin_image`.
             then: Called with the image, be it that it has failed.
         """
-        image = engine.begin_image(values_only=values_only)
+        image = engine.begin_image(values_only=values_only, into=into)
         copy = self._copy = _Copy(snapshot_id, image)
         copy.task = asyncio.create_task(self._run(engine, copy, then))
 

@@ -537,7 +537,8 @@ class ShardHost:
     def _copy_image(self, model: ShardModel, effect: CopyImage) -> None:
         self.history.copying(effect.cut, effect.clock)
         snapshot_id, core = effect.cut.snapshot_id, effect.core
-        if core is not None and not self.checkpoints.make_room():
+        into = {} if core is None else self.checkpoints.make_room()
+        if into is None:
             failure = "it still writes the checkpoint before"
             self.outbox.put_nowait(CutReport(snapshot_id, failure))
             return
@@ -545,6 +546,7 @@ class ShardHost:
             model.engine,
             snapshot_id,
             values_only=core is None,
+            into=into,
             then=partial(self._keep_image, snapshot_id, core),
         )
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 
@@ -22,7 +23,7 @@ from psserver.shard.tensors.aggregate import (
     square_sum,
 )
 from psserver.shard.tensors.buffers import ShardBuffers
-from psserver.shard.tensors.chunk_image import ChunkImage, HeldState
+from psserver.shard.tensors.chunk_image import ChunkImage, HeldState, copy_of
 from psserver.shard.tensors.contribution import (
     ChunkRows,
     Contribution,
@@ -521,7 +522,12 @@ class ApplyEngine:
         with self._locks[chunk_index]:
             return self._copied(chunk_index)
 
-    def begin_image(self, *, values_only: bool = False) -> PendingImage[ChunkImage]:
+    def begin_image(
+        self,
+        *,
+        values_only: bool = False,
+        into: Mapping[int, ChunkImage] = MappingProxyType({}),
+    ) -> PendingImage[ChunkImage]:
         """An image of all chunks as they are now, of which none is copied yet.
 
         Until `end_image` each chunk is copied before it is changed. Nothing is being
@@ -529,10 +535,17 @@ class ApplyEngine:
 
         Args:
             values_only: Whether masters and optimizer state are left out.
+            into: Chunks that are not needed any more, whose memory the image takes.
         """
         if self._pending is not None:
             self._pending.abandon("a newer cut has taken its place")
-        copy = self._copied_values if values_only else self._copied
+        spare = dict(into)
+
+        def copy(chunk_index: int) -> ChunkImage:
+            if values_only:
+                return ChunkImage(self.vectors.view(chunk_index).clone())
+            return self._copied(chunk_index, spare.pop(chunk_index, None))
+
         self._pending = PendingImage(self._locks, copy)
         return self._pending
 
@@ -575,21 +588,21 @@ class ApplyEngine:
                 self._pending.take(chunk_index)
             yield
 
-    def _copied(self, chunk_index: int) -> ChunkImage:
+    def _copied(self, chunk_index: int, into: ChunkImage | None = None) -> ChunkImage:
+        values = self.vectors.view(chunk_index)
+        into = into or ChunkImage(values[:0])
         states = {}
         for name in self.declared.first:
             held = self._optimizers.held(name, chunk_index)
-            if state := held.export():
+            spare = into.states.get(name)
+            if state := held.export(spare.state if spare is not None else {}):
                 digest = self.declared.digest_of(held.spec)
                 states[name] = HeldState(digest, state)
-        return replace(
-            self._copied_values(chunk_index),
-            master=self._masters.copy(chunk_index),
+        return ChunkImage(
+            values=copy_of(values, into.values),
+            master=self._masters.copy(chunk_index, into.master),
             states=states,
         )
-
-    def _copied_values(self, chunk_index: int) -> ChunkImage:
-        return ChunkImage(self.vectors.view(chunk_index).clone())
 
     def _install(self, seed: _Seed, *, is_seeded: bool) -> None:
         self.vectors = seed.vectors

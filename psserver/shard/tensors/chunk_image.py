@@ -22,6 +22,16 @@ class HeldState(NamedTuple):
     state: ChunkState
 
 
+def copy_of(tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+    """A copy, in memory of another tensor that is not needed any more, where it fits.
+
+    The system zeroes new memory page by page, which takes longer than the copy.
+    """
+    if into is None or into.dtype != tensor.dtype or into.shape != tensor.shape:
+        return tensor.clone()
+    return into.copy_(tensor)
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkImage:
     """All numbers of a chunk.

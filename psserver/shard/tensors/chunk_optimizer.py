@@ -18,6 +18,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -135,10 +136,18 @@ class ChunkOptimizer:
                 return int(state.get("step", run.step_count))
         return 0
 
-    def export(self) -> dict[StateKey, torch.Tensor]:
-        """A copy of the state of all slices that have any."""
+    def export(
+        self, into: ChunkState = MappingProxyType({})
+    ) -> dict[StateKey, torch.Tensor]:
+        """A copy of the state of all slices that have any.
+
+        Args:
+            into: State that is not needed any more, whose memory the copy takes.
+        """
         return {
-            StateKey(run.first, run.stop, name): as_tensor(value)
+            (key := StateKey(run.first, run.stop, name)): as_tensor(
+                value, into.get(key)
+            )
             for run in self._runs
             for name, value in self._torch.state.get(run.parameter, {}).items()
             if value is not None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from psserver.shard.tensors.chunk_image import copy_of
 from psserver.shard.tensors.supported_optimizers import make_optimizer
 from pswire.optimizer_states import SCALARS, ChunkState
 from pswire.optimizers import SUPPORTED, SparseGradients, unflatten_group
@@ -119,10 +120,15 @@ def part_of(value: torch.Tensor, start: int, count: int) -> torch.Tensor:
     return value[start : start + count] if value.ndim else value.clone()
 
 
-def as_tensor(value: object) -> torch.Tensor:
-    """A copy of state, where a class keeps its count as an `int` too."""
+def as_tensor(value: object, into: torch.Tensor | None = None) -> torch.Tensor:
+    """A copy of state, where a class keeps its count as an `int` too.
+
+    Args:
+        value: The state.
+        into: As for `copy_of`.
+    """
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return copy_of(value, into)
     assert isinstance(value, int), "all other state is of tensors"
     return torch.tensor(float(value))
 

@@ -43,6 +43,11 @@ class ShardImage:
     chunks: Mapping[int, ChunkImage]
 
     @property
+    def byte_count(self) -> int:
+        """Bytes of all numbers."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    @property
     def is_finite(self) -> bool:
         """Whether all of its values are."""
         return all(chunk.is_finite for chunk in self.chunks.values())

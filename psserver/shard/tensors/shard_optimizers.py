@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from psserver.shard.tensors.aggregate import Mean, within
+from psserver.shard.tensors.chunk_image import copy_of
 from psserver.shard.tensors.chunk_optimizer import ChunkOptimizer
 from psserver.shard.tensors.declared_optimizers import DeclaredOptimizers
 from psserver.shard.tensors.shard_vectors import (
@@ -69,10 +70,17 @@ class MasterValues:
             )
         return self._masters[chunk_index]
 
-    def copy(self, chunk_index: int) -> torch.Tensor | None:
-        """A copy of a chunk's masters; None where the values are updated."""
+    def copy(
+        self, chunk_index: int, into: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """A copy of a chunk's masters; None where the values are updated.
+
+        Args:
+            chunk_index: The chunk.
+            into: As for `copy_of`.
+        """
         master = self._masters.get(chunk_index)
-        return None if master is None else master.clone()
+        return None if master is None else copy_of(master, into)
 
     def take(self, chunk: Chunk, presence: Sequence[bool]) -> None:
         """Goes on from the values of these slices, which were replaced."""

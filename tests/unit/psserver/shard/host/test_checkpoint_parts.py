@@ -62,8 +62,9 @@ class Parts:
 
     def copy(self, snapshot_id: int) -> None:
         """As a shard at a cut that has nothing to train beside it."""
-        assert self.parts.make_room()
-        image = self.engine.begin_image()
+        spare = self.parts.make_room()
+        assert spare is not None
+        image = self.engine.begin_image(into=spare)
         self.engine.copy_image(image)
         self.parts.keep(snapshot_id, ShardImage(CORE, image.chunks))
 
@@ -140,6 +141,33 @@ async def test_the_copy_of_a_newer_cut_takes_the_place_of_one_not_written(
     assert (await parts.write(8, tmp_path)).part is not None
 
 
+async def test_the_next_image_takes_the_memory_of_one_that_is_written(
+    parts: Parts, tmp_path: Path
+) -> None:
+    """New memory costs more than the copy: the system zeroes it page by page."""
+    parts.copy(7)
+    assert parts.parts._kept is not None
+    places = {
+        index: chunk.values.data_ptr()
+        for index, chunk in parts.parts._kept[1].chunks.items()
+    }
+    await parts.write(7, tmp_path)
+    parts.fill(5.0)
+    parts.copy(8)
+    for index, chunk in parts.parts._kept[1].chunks.items():
+        assert chunk.values.data_ptr() == places[index]
+        assert chunk.values.eq(5.0).all()
+
+
+async def test_little_memory_is_kept_for_the_next_image(
+    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_parts, "KEPT_BYTES", 4 * ELEMENT_COUNT - 1)
+    parts.copy(7)
+    await parts.write(7, tmp_path)
+    assert parts.parts.make_room() == {}
+
+
 async def test_there_is_no_room_for_an_image_while_a_part_is_written(
     parts: Parts, tmp_path: Path
 ) -> None:
@@ -153,10 +181,10 @@ async def test_there_is_no_room_for_an_image_while_a_part_is_written(
 
     with mock.patch.object(CheckpointFolder, "write_part", slow):
         parts.parts.write(7, CheckpointPlace(str(tmp_path), NAME))
-        assert not parts.parts.make_room()
+        assert parts.parts.make_room() is None
         go_on.set()
         assert (await parts.reports.get()).part is not None
-    assert parts.parts.make_room()
+    assert parts.parts.make_room() is not None
 
 
 async def test_a_folder_that_takes_no_file_is_named(
