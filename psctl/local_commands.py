@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from psctl.compare.attacks import EXAMPLES as ATTACKS
 from psctl.options import (
     JsonOption,
     StalenessOption,
@@ -106,10 +107,15 @@ def demo(
 
 def compare(
     *,
-    workers: Annotated[int, count_option("Workers.", most=64)] = 4,
+    workers: Annotated[
+        int | None,
+        count_option(
+            "Workers; 4, with --attack 8 by default.", most=64, show_default=False
+        ),
+    ] = None,
     samples: Annotated[
         int,
-        count_option("Samples in updates, the same for each mode.", most=1_000_000_000),
+        count_option("Samples in updates, the same for each run.", most=1_000_000_000),
     ] = 25_600,
     modes: Annotated[
         str,
@@ -119,6 +125,22 @@ def compare(
         str,
         typer.Option(metavar="LIST", help="Any of hiccups, straggler and even."),
     ] = "hiccups,straggler",
+    attack: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Compares rules of aggregation in place of modes: some workers send "
+            f"{ATTACKS}, 2 of them if nothing is said.",
+            show_default=False,
+        ),
+    ] = None,
+    rules: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="With --attack, rules of aggregation with spaces between.",
+        ),
+    ] = "mean median trimmed-mean:0.25 krum:f=2 multi-krum:f=2",
     base_ms: Annotated[
         float | None,
         number_option(
@@ -158,7 +180,23 @@ def compare(
     Trains the convolutional network of `psctl demo` once for each mode and load, with
     workers whose steps are waits of a set length, hiccups and stragglers among them.
     Takes about 8 minutes as it is. docs/modes.md says what to expect and why.
+
+    With --attack it shows what rules of aggregation do against workers that do harm:
+    psctl compare --attack sign-flip,scale,constant (docs/robustness.md).
     """
+    if attack is not None:
+        _compare_attacks(
+            attack,
+            rules,
+            worker_count=8 if workers is None else workers,
+            sample_count=samples,
+            seed=seed,
+            snapshot_interval_s=snapshot_interval,
+            out=out,
+            as_json=as_json,
+        )
+        return
+    workers = 4 if workers is None else workers
     from psctl.compare.command import run_comparison
     from psctl.compare.loads import parse_loads
     from psctl.compare.modes import parse_modes
@@ -178,3 +216,36 @@ def compare(
     with interruptible():
         comparison = run_comparison(settings, say)
     show(as_json, comparison_json(comparison), comparison_text(comparison))
+
+
+def _compare_attacks(
+    attack: str,
+    rules: str,
+    *,
+    worker_count: int,
+    sample_count: int,
+    seed: int,
+    snapshot_interval_s: float,
+    out: Path,
+    as_json: bool,
+) -> None:
+    from psctl.compare.attacks import parse_attacks, parse_rules
+    from psctl.compare.under_attack import (
+        AttackSettings,
+        attacks_json,
+        attacks_text,
+        run_attacks,
+    )
+
+    settings = AttackSettings(
+        attacks=parsed("--attack", lambda: parse_attacks(attack, worker_count)),
+        rules=parsed("--rules", lambda: parse_rules(rules, worker_count)),
+        worker_count=worker_count,
+        sample_count=sample_count,
+        seed=seed,
+        snapshot_interval_s=snapshot_interval_s,
+        out=out,
+    )
+    with interruptible():
+        comparison = run_attacks(settings, say)
+    show(as_json, attacks_json(comparison), attacks_text(comparison))

@@ -176,6 +176,9 @@ def _worker_json(worker: WorkerStatus, status: JobStatus) -> dict[str, object]:
         "shared_memory_shard_count": worker.shared_memory_shard_count,
         "brought_other": list(worker.brought_other),
         "unreached_shards": list(worker.unreached_shards),
+        "bad_gradient_count": worker.gradients.bad,
+        "clipped_gradient_count": worker.gradients.clipped,
+        "left_out_gradient_count": worker.gradients.left_out,
     }
 
 
@@ -293,6 +296,7 @@ def _facts(status: JobStatus) -> list[tuple[str, str]]:
         ),
         ("data", _epoch_text(status.epochs[0]) if status.epochs else ""),
         ("staleness", _staleness_text(status.shards)),
+        ("gradients", _gradients_text(status)),
         ("failure", printable(status.failure)),
     ]
 
@@ -374,6 +378,22 @@ def _transport_text(status: JobStatus) -> str:
         if each.shared_memory_shard_count
     ]
     return f"through shared memory: {', '.join(sharing)}" if sharing else ""
+
+
+def _gradients_text(status: JobStatus) -> str:
+    """How gradients become updates, and whose did not count as they were sent."""
+    settings = status.settings
+    parts = []
+    if settings.aggregation.is_robust:
+        parts.append(str(settings.aggregation))
+    if settings.gradient_norm_max:
+        policy = settings.bad_gradient_policy.label
+        parts.append(f"{policy} above a norm of {settings.gradient_norm_max:g}")
+    for worker in status.workers:
+        counts = worker.gradients._asdict().items()
+        if said := [f"{n} {name.replace('_', ' ')}" for name, n in counts if n]:
+            parts.append(f"{printable(worker.worker_id)}: {', '.join(said)}")
+    return "; ".join(parts)
 
 
 def _epoch_text(epoch: EpochReport) -> str:

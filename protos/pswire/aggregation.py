@@ -18,7 +18,7 @@ import re
 import struct
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from pswire.clipping import gradient_scale, norm_of, sum_of_parts
 from pswire.limits import GRADIENT_NORM_MAX, WORKER_COUNT_MAX
@@ -210,6 +210,31 @@ class Aggregation:
 MEAN: Final = Aggregation()
 
 
+class GradientCounts(NamedTuple):
+    """Gradients of a worker that did not count as it has sent them.
+
+    Attributes:
+        bad: Not finite or too large, and rejected; or their clock was skipped.
+        clipped: Scaled to the largest norm.
+        left_out: By the rule of aggregation.
+    """
+
+    bad: int = 0
+    clipped: int = 0
+    left_out: int = 0
+
+    def plus(self, factor: float, *, is_left_out: bool = False) -> "GradientCounts":
+        """With one more, that was multiplied by this."""
+        return GradientCounts(
+            self.bad + (factor == 0),
+            self.clipped + (0 < factor < 1),
+            self.left_out + is_left_out,
+        )
+
+
+NO_COUNTS: Final = GradientCounts()
+
+
 def rules_that(holds: Callable[[AggregationRule], bool]) -> tuple[str, ...]:
     """Names of the rules that are so, for help and errors."""
     return tuple(name for name, rule in _RULES.items() if holds(rule))
@@ -368,13 +393,13 @@ class UpdateRules:
         is_clipped = self.bad_gradients is BadGradientPolicy.CLIP
         return not is_clipped and 0 < self.gradient_norm_max < norm
 
+    def limit_alone(self, norm: float) -> float:
+        """By what a push of SSP and ASP is scaled to the largest norm."""
+        return gradient_scale(norm, self.gradient_norm_max)
+
     def scale_alone(self, norm: float) -> float:
         """What the gradient of a push of SSP and ASP is multiplied by."""
-        scales = (
-            gradient_scale(norm, limit)
-            for limit in (self.clip_grad_norm, self.gradient_norm_max)
-        )
-        return min(scales)
+        return min(gradient_scale(norm, self.clip_grad_norm), self.limit_alone(norm))
 
     def _factor(self, weight: float, square: float) -> float:
         """What a worker's gradient is multiplied by; 0 if it does not count."""

@@ -281,6 +281,10 @@ class ClockChoice(NamedTuple):
         """What each worker's gradient is multiplied by; nothing where that is 1."""
         return dict(zip(self.workers, self.factors, strict=bool(self.factors)))
 
+    def left_out_workers(self) -> frozenset[WorkerKey]:
+        """Workers whose gradients the rule of aggregation has not taken."""
+        return frozenset(self.workers[place] for place in self.left_out)
+
     def bad_workers(self) -> frozenset[WorkerKey]:
         """Workers whose gradients do not count, as they are not finite or too large."""
         return frozenset(w for w, factor in self.factor_of().items() if not factor)

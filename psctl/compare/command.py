@@ -93,7 +93,7 @@ def _start(
         shard_count=SHARD_COUNT,
         worker_count=conditions.worker_count,
         mode=mode.mode,
-        options=mode.coordinator_options(),
+        options=conditions.coordinator_options,
         environment=environment,
     )
     environment["PS_COORDINATOR"] = str(address)

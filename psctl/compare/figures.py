@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from psctl.compare.attacks import Attack
 from psctl.compare.loads import Load
 from psctl.compare.modes import ComparedMode
 from psctl.failures import CommandError
+from pswire.aggregation import MEAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,8 @@ class RunConditions:
         gradient_count: Gradients in updates after which it ends.
         base_s: Time of an undisturbed step.
         seed: Of data and delays.
+        aggregation: What the gradients of a clock become.
+        attack: What the first workers do instead of training, if they do.
     """
 
     mode: ComparedMode
@@ -29,6 +33,13 @@ class RunConditions:
     gradient_count: int
     base_s: float
     seed: int
+    aggregation: str = str(MEAN)
+    attack: Attack | None = None
+
+    @property
+    def coordinator_options(self) -> list[str]:
+        """Options of `psserver coordinator` besides `--mode`."""
+        return [*self.mode.coordinator_options(), "--aggregation", self.aggregation]
 
     @property
     def gradients_per_update(self) -> int:
@@ -41,7 +52,8 @@ class RunConditions:
     def from_argument(cls, text: str) -> Self:
         values = json.loads(text)
         mode, load = ComparedMode(**values.pop("mode")), Load(values.pop("load"))
-        return cls(mode=mode, load=load, **values)
+        attack = values.pop("attack")
+        return cls(mode=mode, load=load, attack=attack and Attack(*attack), **values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,10 @@ from psctl.compare.ratios import ideal_s
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from psctl.compare.under_attack import AttackedRun
+
 PICTURE_FILE: Final = "compare.png"
+ATTACKS_FILE: Final = "attacks.png"
 
 NOT_INSTALLED: Final = (
     "no picture: matplotlib is not installed; run `pip install 'paramserver[plot]'`"
@@ -52,6 +55,42 @@ def draw(figures: Sequence[Figures], target_accuracy: float, folder: Path) -> Pa
         for panel, title in zip(row, titles, strict=True):
             panel.set_title(title, loc="left", fontsize=10)
     path = folder / PICTURE_FILE
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def draw_attacks(runs: "Sequence[AttackedRun]", folder: Path) -> Path:
+    """Draws accuracies over time, a panel for each attack; where the picture is."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    clean, *attacked = runs
+    attacks = list(dict.fromkeys(each.attack for each in attacked))
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(len(attacks) * width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    (panels,) = figure.subplots(1, len(attacks), squeeze=False, sharey=True)
+    for axes, attack in zip(panels, attacks, strict=True):
+        assert attack is not None, "the clean run comes first"
+        mine = [each for each in attacked if each.attack == attack]
+        for colour, run in zip(_COLOURS, [clean, *mine], strict=False):
+            axes.plot(
+                [point.at_s for point in run.curve],
+                [point.accuracy for point in run.curve],
+                color=colour,
+                linestyle="--" if run is clean else "-",
+                label="clean" if run is clean else str(run.rule),
+            )
+        axes.set_title(
+            f"{attack.name}: {attack.attacker_count} workers send\n{attack.described}",
+            loc="left",
+            fontsize=10,
+        )
+        axes.set_xlabel("seconds")
+        axes.set_ylim(0.0, 1.0)
+        axes.legend(loc="lower right", frameon=False, fontsize=8)
+    panels[0].set_ylabel("held-out accuracy")
+    path = folder / ATTACKS_FILE
     figure.savefig(path, dpi=130)
     return path
 

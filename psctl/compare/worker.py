@@ -109,6 +109,9 @@ class Trainer:
             self._model(self._images[positions]), self._labels[positions]
         )
         loss.backward()
+        attack = self._conditions.attack
+        if attack is not None and attack.is_made_by(self._worker_index):
+            attack.carry_out(each.grad for each in self._model.parameters())
         computed_s = time.monotonic()
         ready_s = began_s + self._conditions.base_s * next(self._factors)
         time.sleep(max(0.0, ready_s - computed_s))

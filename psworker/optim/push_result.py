@@ -37,6 +37,8 @@ class PushResult:
         grad_norm: With `clip_grad_norm`, the L2 norm of the gradient before it was
             clipped: in BSP of the mean over all workers, in SSP and ASP of this push.
             `None` where nothing was applied of this worker's.
+        gradient_factor: What the job has multiplied this worker's gradient by, because
+            of `--gradient-norm-max` or `--aggregation`; 0 if it did not count.
     """
 
     outcome: str
@@ -49,6 +51,7 @@ class PushResult:
     rejoined: bool = False
     nonfinite_worker_ids: tuple[str, ...] = ()
     grad_norm: float | None = None
+    gradient_factor: float = 1.0
 
     @property
     def dropped(self) -> bool:
@@ -81,4 +84,5 @@ def combine(replies: Sequence[PushReply]) -> PushResult:
         duplicate=Outcome.DUPLICATE in outcomes,
         nonfinite_worker_ids=tuple(sorted(nonfinite)),
         grad_norm=next(norms, None),
+        gradient_factor=min(reply.gradient_factor for reply in replies),
     )

@@ -18,6 +18,8 @@ class Notices:
 
     def __init__(self) -> None:
         self._drop_count = 0
+        self._bad_count = 0
+        self._has_said_factor = False
         self._differences: set[tuple[str, str]] = set()
 
     def note_result(self, result: PushResult, *, is_discarded: bool) -> None:
@@ -27,7 +29,9 @@ class Notices:
             result: What became of it.
             is_discarded: Whether its gradient was thrown away here, which was logged.
         """
-        if result.dropped and not is_discarded:
+        if result.dropped and result.gradient_factor == 0:
+            self._note_bad(result.clock)
+        elif result.dropped and not is_discarded:
             self._note_drop(result.clock)
         elif result.skipped:
             logger.warning(
@@ -35,6 +39,8 @@ class Notices:
                 result.clock,
                 ", ".join(result.nonfinite_worker_ids) or "some worker",
             )
+        elif result.gradient_factor != 1:
+            self._note_factor(result)
 
     def note_differences(self, replies: Iterable[PushReply]) -> None:
         """Reads from replies which workers step with other hyperparameters.
@@ -49,6 +55,31 @@ class Notices:
             if pair not in self._differences:
                 self._differences.add(pair)
                 logger.warning("%s", _text(difference))
+
+    def _note_bad(self, clock: int) -> None:
+        self._bad_count += 1
+        if self._bad_count == 1:
+            logger.warning(
+                "this worker's gradient was rejected at clock %d: it is not finite, or "
+                "its norm is above the job's --gradient-norm-max; ps.last_push says so "
+                "of each step, and `psctl status` counts them",
+                clock,
+            )
+        elif self._bad_count % DROP_COUNT_PER_LINE == 0:
+            logger.warning("%d gradients were rejected so far", self._bad_count)
+
+    def _note_factor(self, result: PushResult) -> None:
+        if self._has_said_factor:
+            return
+        self._has_said_factor = True
+        what = (
+            "the job's --aggregation has not taken this worker's gradient"
+            if result.gradient_factor == 0
+            else "this worker's gradient was scaled to the job's --gradient-norm-max"
+        )
+        logger.info(
+            "%s, first at clock %d; `psctl status` counts them", what, result.clock
+        )
 
     def _note_drop(self, clock: int) -> None:
         self._drop_count += 1

@@ -513,7 +513,11 @@ class MemberPushes:
             if isinstance(concluded, Missed):
                 pull = catch_up(self._loop, self._session, concluded, deadline)
                 pulled = pull_values(self._loop, self._session, store, pull, deadline)
-                result = replace(combine(pulled), outcome="dropped")
+                result = replace(
+                    combine(pulled),
+                    outcome="dropped",
+                    gradient_factor=combine(replies).gradient_factor,
+                )
             else:
                 result = concluded.result
             if store.base.is_lost:

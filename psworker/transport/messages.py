@@ -156,6 +156,9 @@ def reply_of(message: push_pb2.PushReply) -> values.PushReply:
         nonfinite_worker_ids=tuple(message.nonfinite_worker_ids),
         closed_sequence=message.closed_sequence,
         grad_norm=message.grad_norm if message.HasField("grad_norm") else None,
+        gradient_factor=message.gradient_factor
+        if message.HasField("gradient_factor")
+        else 1.0,
         difference=_difference_of(message),
     )
 

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
+from pswire.aggregation import NO_COUNTS, GradientCounts
 from pswire.channels import ChannelKind, aio_channel
 from pswire.data_codec import read_epoch, read_split
 from pswire.job_settings import JobSettings
@@ -43,6 +44,7 @@ class WorkerStatus:
     shared_memory_shard_count: int = 0
     brought_other: tuple[str, ...] = ()
     unreached_shards: tuple[int, ...] = ()
+    gradients: GradientCounts = NO_COUNTS
 
     @property
     def is_member(self) -> bool:
@@ -370,6 +372,11 @@ def _worker_of(message: pb.WorkerStatus) -> WorkerStatus:
         shared_memory_shard_count=message.shared_memory_shard_count,
         brought_other=tuple(message.brought_other),
         unreached_shards=tuple(message.unreached_shards),
+        gradients=GradientCounts(
+            message.gradients.bad_count,
+            message.gradients.clipped_count,
+            message.gradients.left_out_count,
+        ),
     )
 
 

@@ -210,6 +210,7 @@ class PushReply:
         nonfinite_worker_ids: For whose gradient the clock was skipped.
         closed_sequence: This worker's pushes up to it are done or closed.
         grad_norm: Norm of the gradient before it was clipped, if the job clips.
+        gradient_factor: What the gradient was multiplied by, 0 if it did not count.
         difference: Reported once, where this worker's hyperparameters do not count.
     """
 
@@ -225,6 +226,7 @@ class PushReply:
     nonfinite_worker_ids: tuple[str, ...] = ()
     closed_sequence: int = 0
     grad_norm: float | None = None
+    gradient_factor: float = 1.0
     difference: "HyperparameterDifference | None" = None
 
 

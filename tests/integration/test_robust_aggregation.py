@@ -10,8 +10,13 @@ import torch
 from torch import nn
 
 import psworker
+from psctl.compare.attacks import Attack as Flip
+from psserver.coordinator.rpc.status_report import status_message
+from psserver.edge.monotonic import now_ms
 from pswire.aggregation import Aggregation, BadGradientPolicy
-from tests.integration.job import Job, connect, run_workers
+from pswire.membership import Mode
+from pswire.reasons import Refusal
+from tests.integration.job import WAIT_TIMEOUT_S, Job, connect, run_workers
 
 SEED: Final = 20261130
 WORKERS: Final = tuple(f"w{index}" for index in range(7))
@@ -64,9 +69,7 @@ Attack = Callable[[nn.Module, torch.optim.Optimizer], None]
 
 
 def sign_flip(model: nn.Module, _: torch.optim.Optimizer) -> None:
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        parameter.grad.mul_(-10.0)
+    Flip("sign-flip").carry_out(each.grad for each in model.parameters())
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -168,3 +171,186 @@ def test_rules_go_with_what_else_prepare_offers(
     rule: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     assert accuracy_under(tmp_path, rule, sign_flip, **options) > 0.7
+
+
+# Large gradients
+
+
+def ones_job(folder: Path, **settings: Any) -> Job:  # noqa: ANN401
+    return Job(folder, workers_min=3, **settings)
+
+
+def push_ones(
+    job: Job,
+    worker_id: str,
+    sizes: dict[str, list[float]],
+    **options: Any,  # noqa: ANN401
+) -> tuple[list[float], list[psworker.PushResult]]:
+    """Steps of SGD whose gradient has one size everywhere: values and results."""
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    values, results = [], []
+    with connect(job, worker_id) as ps:
+        model, optimizer = ps.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=1.0), **options
+        )
+        for size in sizes[worker_id]:
+            model.weight.grad = torch.full((1, 3), size)
+            optimizer.step(weight=2.0 if worker_id == "w2" else 1.0)
+            assert ps.last_push is not None
+            results.append(ps.last_push)
+            values.append(float(model.weight.detach()[0, 0]))
+    return values, results
+
+
+SIZES: Final = {
+    "w0": [9.0, 1.0, float("nan"), 1.0],
+    "w1": [1.0, 1.0, 1.0, 1.0],
+    "w2": [2.0, 1.0, 1.0, 1.0],
+}
+
+
+@pytest.mark.parametrize("clip_grad_norm", [None, 100.0])
+@pytest.mark.parametrize(
+    ("policy", "means"),
+    [
+        (BadGradientPolicy.SKIP, [0.0, 1.0, 0.0, 1.0]),
+        (BadGradientPolicy.REJECT, [5 / 3, 1.0, 1.0, 1.0]),
+        (BadGradientPolicy.CLIP, [(6 / 3**0.5 + 5) / 4, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_a_gradient_above_the_largest_norm_is_treated_as_asked(
+    policy: BadGradientPolicy,
+    means: list[float],
+    clip_grad_norm: float | None,
+    tmp_path: Path,
+) -> None:
+    settings = {"gradient_norm_max": 6.0, "bad_gradient_policy": policy}
+    options = {"clip_grad_norm": clip_grad_norm}
+    with ones_job(tmp_path, **settings) as job:
+        found = run_workers(
+            dict.fromkeys(SIZES, lambda w: push_ones(job, w, SIZES, **options))
+        )
+    expected = [-sum(means[: step + 1]) for step in range(4)]
+    for values, _ in found.values():
+        assert values == pytest.approx(expected, rel=1e-5)
+    outcomes = [(r.outcome, round(r.gradient_factor, 3)) for r in found["w0"][1]]
+    skipped, dropped, applied = ("skipped", 0.0), ("dropped", 0.0), ("applied", 1.0)
+    scaled = ("applied", round(6.0 / (9 * 3**0.5), 3))
+    assert (
+        outcomes
+        == {
+            BadGradientPolicy.SKIP: [skipped, applied, skipped, applied],
+            BadGradientPolicy.REJECT: [dropped, applied, dropped, applied],
+            BadGradientPolicy.CLIP: [scaled, applied, dropped, applied],
+        }[policy]
+    )
+    if policy is BadGradientPolicy.SKIP:
+        assert [r.nonfinite_worker_ids for r in found["w1"][1]] == [
+            ("w0",),
+            (),
+            ("w0",),
+            (),
+        ]
+    else:
+        assert {r.outcome for r in found["w1"][1]} == {"applied"}
+
+
+@pytest.mark.parametrize("mode", [Mode.SSP, Mode.ASP])
+def test_a_push_above_the_largest_norm_is_skipped_or_clipped(
+    mode: Mode, tmp_path: Path
+) -> None:
+    sizes = {"w0": [9.0, 1.0]}
+    ends = {}
+    for policy in (BadGradientPolicy.REJECT, BadGradientPolicy.CLIP):
+        with Job(
+            tmp_path / policy.label,
+            mode=mode,
+            gradient_norm_max=6.0,
+            bad_gradient_policy=policy,
+        ) as job:
+            ends[policy] = push_ones(job, "w0", sizes)
+    values, results = ends[BadGradientPolicy.REJECT]
+    assert values == [0.0, -1.0]
+    assert [each.outcome for each in results] == ["skipped", "applied"]
+    values, results = ends[BadGradientPolicy.CLIP]
+    assert values[0] == pytest.approx(-6 / 3**0.5, rel=1e-5)
+    assert [each.gradient_factor < 1 for each in results] == [True, False]
+
+
+def test_status_counts_what_did_not_count(tmp_path: Path) -> None:
+    def counts(worker_id: str) -> tuple[int, int, int]:
+        message = status_message(job.coordinator.core, job.coordinator.waits, now_ms())
+        (found,) = (
+            each.gradients
+            for each in message.workers
+            if each.worker.worker_id == worker_id
+        )
+        return found.bad_count, found.clipped_count, found.left_out_count
+
+    def work(worker_id: str) -> bool:
+        model = nn.Linear(3, 1, bias=False)
+        with connect(job, worker_id) as ps:
+            model, optimizer = ps.prepare(
+                model, torch.optim.SGD(model.parameters(), lr=1.0)
+            )
+            for size in SIZES[worker_id]:
+                model.weight.grad = torch.full((1, 3), size)
+                optimizer.step()
+            wanted = (1, 1, 0) if worker_id == "w0" else (0, 0, 0)
+            return job.run(
+                job.coordinator.changes.wait_until(
+                    lambda: counts(worker_id) == wanted, WAIT_TIMEOUT_S / 2
+                )
+            )
+
+    policy = BadGradientPolicy.CLIP
+    with ones_job(tmp_path, gradient_norm_max=6.0, bad_gradient_policy=policy) as job:
+        assert all(run_workers(dict.fromkeys(SIZES, work)).values())
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "make", "reason"),
+    [
+        ("median", {"loss": "sum"}, torch.optim.SGD, 'can\'t go with loss="sum"'),
+        ("median", {}, torch.optim.SparseAdam, "whose gradients are sparse"),
+        ("trimmed-mean:0.2", {"compression": "topk"}, torch.optim.SGD, "send 0 for"),
+        ("median", {"clip_grad_norm": 1.0}, torch.optim.SGD, "only after that"),
+    ],
+)
+def test_what_can_not_go_with_a_rule_is_refused(
+    rule: str,
+    options: dict[str, Any],
+    make: Callable[..., torch.optim.Optimizer],
+    reason: str,
+    tmp_path: Path,
+) -> None:
+    model = nn.Embedding(3, 2, sparse=make is torch.optim.SparseAdam)
+    settings: dict[str, Any] = {
+        "aggregation": Aggregation.parse(rule),
+        "gradient_norm_max": 6.0,
+    }
+    with (
+        Job(tmp_path, **settings) as job,
+        connect(job, "w0") as ps,
+        pytest.raises(psworker.PsError, match=reason),
+    ):
+        ps.prepare(model, make(model.parameters(), lr=0.1), **options)
+
+
+def test_rows_and_other_modes_are_refused_while_a_job_trains(tmp_path: Path) -> None:
+    model = nn.Embedding(3, 2, sparse=True)
+    rule = Aggregation.parse("median")
+    with Job(tmp_path, aggregation=rule) as job, connect(job, "w0") as ps:
+        model, optimizer = ps.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.1)
+        )
+        core = job.coordinator.core
+        with pytest.raises(Refusal, match="--aggregation median, which takes"):
+            job.ask(lambda: core.set_mode(Mode.ASP, 0, now_ms()))
+        model(torch.tensor([1])).sum().backward()
+        with pytest.raises(psworker.PsError, match="a row that most workers lack"):
+            optimizer.step()

@@ -829,6 +829,7 @@ class ReportProgressRequest(google.protobuf.message.Message):
     CONTRADICTING_FIELD_NUMBER: builtins.int
     SHARING_FIELD_NUMBER: builtins.int
     PROCESS_ID_FIELD_NUMBER: builtins.int
+    GRADIENTS_FIELD_NUMBER: builtins.int
     shard_index: builtins.int
     """Who reports."""
     incarnation: builtins.int
@@ -873,6 +874,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
     def sharing(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.WorkerIdentity]:
         """Members whose tensors go through memory that the shard shares with them."""
 
+    @property
+    def gradients(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GradientCounts]:
+        """Members of whom some gradient did not count as it was sent."""
+
     def __init__(
         self,
         *,
@@ -892,11 +897,45 @@ class ReportProgressRequest(google.protobuf.message.Message):
         contradicting: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerIdentity] | None = ...,
         sharing: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerIdentity] | None = ...,
         process_id: builtins.str = ...,
+        gradients: collections.abc.Iterable[global___GradientCounts] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "contradicting", b"contradicting", "done", b"done", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "process_id", b"process_id", "queued_push_count", b"queued_push_count", "shard_index", b"shard_index", "sharing", b"sharing", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "contradicting", b"contradicting", "done", b"done", "frontier", b"frontier", "gradients", b"gradients", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "process_id", b"process_id", "queued_push_count", b"queued_push_count", "shard_index", b"shard_index", "sharing", b"sharing", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
 
 global___ReportProgressRequest = ReportProgressRequest
+
+@typing.final
+class GradientCounts(google.protobuf.message.Message):
+    """How many gradients of a worker did not count as they were sent."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: builtins.int
+    BAD_COUNT_FIELD_NUMBER: builtins.int
+    CLIPPED_COUNT_FIELD_NUMBER: builtins.int
+    LEFT_OUT_COUNT_FIELD_NUMBER: builtins.int
+    bad_count: builtins.int
+    """Not finite or too large."""
+    clipped_count: builtins.int
+    """Scaled to the largest norm."""
+    left_out_count: builtins.int
+    """By the rule of aggregation."""
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """The worker."""
+
+    def __init__(
+        self,
+        *,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        bad_count: builtins.int = ...,
+        clipped_count: builtins.int = ...,
+        left_out_count: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["bad_count", b"bad_count", "clipped_count", b"clipped_count", "left_out_count", b"left_out_count", "worker", b"worker"]) -> None: ...
+
+global___GradientCounts = GradientCounts
 
 @typing.final
 class ReportProgressResponse(google.protobuf.message.Message):
@@ -2418,6 +2457,7 @@ class WorkerStatus(google.protobuf.message.Message):
     SHARED_MEMORY_SHARD_COUNT_FIELD_NUMBER: builtins.int
     BROUGHT_OTHER_FIELD_NUMBER: builtins.int
     UNREACHED_SHARDS_FIELD_NUMBER: builtins.int
+    GRADIENTS_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """Rank, -1 when no member."""
     state: builtins.str
@@ -2448,6 +2488,10 @@ class WorkerStatus(google.protobuf.message.Message):
     def unreached_shards(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Shards that it waits for and that have given it no answer for a lease."""
 
+    @property
+    def gradients(self) -> global___GradientCounts:
+        """Its gradients that did not count as they were sent. Unset if none."""
+
     def __init__(
         self,
         *,
@@ -2462,9 +2506,10 @@ class WorkerStatus(google.protobuf.message.Message):
         shared_memory_shard_count: builtins.int = ...,
         brought_other: collections.abc.Iterable[builtins.str] | None = ...,
         unreached_shards: collections.abc.Iterable[builtins.int] | None = ...,
+        gradients: global___GradientCounts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "brought_other", b"brought_other", "clock", b"clock", "lead", b"lead", "rank", b"rank", "shared_memory_shard_count", b"shared_memory_shard_count", "silent_ms", b"silent_ms", "state", b"state", "step_ms", b"step_ms", "unreached_shards", b"unreached_shards", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["gradients", b"gradients", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "brought_other", b"brought_other", "clock", b"clock", "gradients", b"gradients", "lead", b"lead", "rank", b"rank", "shared_memory_shard_count", b"shared_memory_shard_count", "silent_ms", b"silent_ms", "state", b"state", "step_ms", b"step_ms", "unreached_shards", b"unreached_shards", "worker", b"worker"]) -> None: ...
 
 global___WorkerStatus = WorkerStatus
 

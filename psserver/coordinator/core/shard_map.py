@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
+from pswire.aggregation import GradientCounts
 from pswire.awaited import Awaited, lost_text
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.membership import Member, WorkerKey
@@ -30,6 +31,7 @@ class ShardStanding:
         torn_step_count: Steps of evicted workers of which a part was applied.
         staleness_counts: Pushes by staleness; the last one is for that and more.
         done: Of each member, its last push that is done.
+        gradients: Of members, those that did not count as they were sent.
         sharing: Members whose tensors go through memory that it shares with them.
         waiting_for: Whom its next clock waits for.
         waiting_reason: What it waits for, in words.
@@ -46,6 +48,7 @@ class ShardStanding:
     torn_step_count: int = 0
     staleness_counts: tuple[int, ...] = ()
     done: Mapping[WorkerKey, int] = field(default_factory=dict)
+    gradients: Mapping[WorkerKey, GradientCounts] = field(default_factory=dict)
     sharing: frozenset[WorkerKey] = frozenset()
     waiting_for: tuple[Awaited, ...] = ()
     waiting_reason: str = ""

@@ -17,6 +17,7 @@ from psserver.edge.fence_codec import read_fence_report
 from psserver.edge.guard import Context, Methods, answered, streamed
 from psserver.edge.memory_grant import MemoryGrant
 from psserver.edge.monotonic import now_ms
+from pswire.aggregation import GradientCounts
 from pswire.awaited import Awaited
 from pswire.membership_codec import identity_message, settings_message
 from pswire.reasons import ErrorReason, Refusal
@@ -141,6 +142,12 @@ def _standing(request: messages.ReportProgressRequest) -> ShardStanding:
         queued_push_count=request.queued_push_count,
         torn_step_count=request.torn_step_count,
         staleness_counts=tuple(request.staleness_counts),
+        gradients={
+            worker_key(each.worker): GradientCounts(
+                each.bad_count, each.clipped_count, each.left_out_count
+            )
+            for each in request.gradients
+        },
         sharing=frozenset(map(worker_key, request.sharing)),
         done={worker_key(d.worker): d.sequence for d in request.done},
         waiting_for=tuple(

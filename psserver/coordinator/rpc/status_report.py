@@ -6,6 +6,7 @@ from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.host.job_waits import JobWaits
 from psserver.coordinator.rpc.watch_codec import address_message
+from pswire.aggregation import NO_COUNTS
 from pswire.awaited import NOT_KNOWN
 from pswire.checkpoint.storage import shown_url
 from pswire.data_codec import epoch_message
@@ -123,6 +124,11 @@ def _worker_status(
     slowest_clock: int,
 ) -> messages.WorkerStatus:
     member = core.record.member_of(entry.worker) if core.record is not None else None
+    # Shards count alike; one may have reported a moment ago.
+    gradients = max(
+        slot.standing.gradients.get(entry.worker, NO_COUNTS)
+        for slot in core.shards.slots
+    )
     return messages.WorkerStatus(
         worker=identity_message(entry.worker),
         rank=member.rank if member is not None else -1,
@@ -134,6 +140,11 @@ def _worker_status(
         lead=0 if clock is None else clock - slowest_clock,
         shared_memory_shard_count=sum(
             entry.worker in slot.standing.sharing for slot in core.shards.slots
+        ),
+        gradients=messages.GradientCounts(
+            bad_count=gradients.bad,
+            clipped_count=gradients.clipped,
+            left_out_count=gradients.left_out,
         ),
         brought_other=core.brought_other(entry),
         unreached_shards=core.reach.unreached(entry.worker, now_ms),

@@ -86,7 +86,7 @@ def orders_to_apply(
         choice: With two-phase steps, what the clock consists of.
         is_weighted: Whether workers count by the samples behind their gradients.
     """
-    left_out = {choice.workers[i] for i in choice.left_out} if choice else frozenset()
+    left_out = choice.left_out_workers() if choice else frozenset()
     entries = {w: entry for w, entry in entries.items() if w not in left_out}
     factors = choice.factor_of() if choice else {}
     return [

@@ -370,6 +370,9 @@ class ClockProgress:
         counted = self._counting(clock, entries)
         bad = self._bad_workers(clock, entries)
         nonfinite = tuple(w.worker_id for w in of_kind(entries, kind) if w in bad)
+        choice = self.commits.committed(clock)
+        factors = choice.factor_of() if choice is not None else {}
+        left_out = choice.left_out_workers() if choice is not None else frozenset()
         # Workers that come from a mode without clocks have values of different age.
         is_new = clock == self._clocks.first_clock
         self._clocks.complete(clock)
@@ -387,6 +390,11 @@ class ClockProgress:
             told = nonfinite if outcomes[push] is Outcome.SKIPPED else ()
             self._state.end(push, outcomes[push], told)
             self._note_norm(push, outcomes[push])
+            self._state.note_factor(
+                push,
+                0.0 if push.worker in bad else factors.get(push.worker, 1.0),
+                is_left_out=push.worker in left_out,
+            )
         self._clocks.note_progress()
         for push, became in outcomes.items():
             told = nonfinite if became is Outcome.SKIPPED else ()

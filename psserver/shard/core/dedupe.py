@@ -40,6 +40,7 @@ class PushEntry:
         outcome: Set when the push is done.
         nonfinite_worker_ids: For whose gradient it was skipped.
         grad_norm: Norm of what was applied before it was clipped, if it was measured.
+        gradient_factor: What its gradient was multiplied by, 0 if it did not count.
     """
 
     trailer: Trailer | None = None
@@ -49,6 +50,7 @@ class PushEntry:
     outcome: Outcome | None = None
     nonfinite_worker_ids: tuple[str, ...] = ()
     grad_norm: float | None = None
+    gradient_factor: float = 1.0
 
     @property
     def is_complete(self) -> bool:
@@ -288,6 +290,7 @@ class PushWindow:
                     outcome=entry.outcome,
                     nonfinite_worker_ids=entry.nonfinite_worker_ids,
                     grad_norm=entry.grad_norm,
+                    gradient_factor=entry.gradient_factor,
                 )
 
     def acknowledge(self, sequence_unacknowledged_min: int) -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from psserver.shard.core.dedupe import PushEntry, PushWindow
 from psserver.shard.core.push import PushId, Trailer
+from pswire.aggregation import NO_COUNTS, GradientCounts
 from pswire.awaited import NOT_KNOWN
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.membership import ClockChoice, Departure, Member, Mode, WorkerKey
@@ -56,6 +57,7 @@ class MemberOnShard:
         numbered: Clocks under which `staged` was sent for its pushes.
         newest: By optimizer, the trailer of its newest push in SSP and ASP.
         seen_update: Update of the shard that its values have, in SSP and ASP.
+        gradients: Its gradients that did not count as they were sent.
         first_update: The same of the first of the values that are under way to it.
     """
 
@@ -73,6 +75,7 @@ class MemberOnShard:
     newest: dict[str, Trailer] = field(default_factory=dict)
     seen_update: int = 0
     first_update: int | None = None
+    gradients: GradientCounts = NO_COUNTS
 
     def note_push(self, sequence: int, now_ms: int) -> None:
         """The worker pushes: it has data, unless that is an older push sent again."""

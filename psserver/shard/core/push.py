@@ -89,6 +89,7 @@ class Reply:
         nonfinite_worker_ids: For whose gradient it was skipped.
         grad_norm: Norm of what was applied before it was clipped; None if it was not
             measured.
+        gradient_factor: What its gradient was multiplied by, 0 if it did not count.
     """
 
     outcome: Outcome
@@ -102,3 +103,4 @@ class Reply:
     closed_sequence: int = 0
     nonfinite_worker_ids: tuple[str, ...] = ()
     grad_norm: float | None = None
+    gradient_factor: float = 1.0

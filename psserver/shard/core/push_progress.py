@@ -291,6 +291,8 @@ class PushProgress:
             if trailer.loads_state:
                 self._settings(push, trailer)
             nonfinite = (push.worker.worker_id,) if is_skipped else ()
+            if is_skipped:
+                self._state.note_factor(push, 0.0)
             outcome = Outcome.SKIPPED if is_skipped else Outcome.APPLIED
             self._finish(push, DonePush(outcome, 0, nonfinite))
             return True
@@ -306,6 +308,8 @@ class PushProgress:
             return False
         if self._state.rules.update.clip_grad_norm:
             entry.grad_norm = trailer.gradient_norm
+        limit = self._state.rules.update.limit_alone(trailer.gradient_norm)
+        self._state.note_factor(push, limit)
         staleness = self.staleness.of_next(push.worker)
         self.staleness.count(staleness)
         self.staleness.note_update()

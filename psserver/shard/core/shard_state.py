@@ -143,6 +143,7 @@ class ShardState:
             nonfinite=nonfinite,
             closed_sequence=self.clocks.done_of(push.worker),
             grad_norm=None if entry is None else entry.grad_norm,
+            gradient_factor=1.0 if entry is None else entry.gradient_factor,
         )
 
     def answer(
@@ -154,6 +155,7 @@ class ShardState:
         nonfinite: tuple[str, ...] = (),
         closed_sequence: int = 0,
         grad_norm: float | None = None,
+        gradient_factor: float = 1.0,
     ) -> Reply:
         """An answer to a member at a clock, as this shard stands now."""
         record = self.clocks.record
@@ -170,6 +172,7 @@ class ShardState:
             nonfinite_worker_ids=nonfinite,
             closed_sequence=closed_sequence,
             grad_norm=grad_norm,
+            gradient_factor=gradient_factor,
         )
 
     def settle(self, push: PushId, trailer: Trailer) -> None:
@@ -249,6 +252,17 @@ class ShardState:
         """Everything of a push is done."""
         self.of(push.worker).window.finish(push.sequence, outcome, nonfinite)
         self.effects.append(PushDone(push=push, outcome=outcome))
+
+    def note_factor(
+        self, push: PushId, factor: float, *, is_left_out: bool = False
+    ) -> None:
+        """What a worker's gradient was multiplied by, for the answer and the counts."""
+        if factor == 1.0 and not is_left_out:
+            return
+        known, entry = self.of(push.worker), self.entry_of(push)
+        known.gradients = known.gradients.plus(factor, is_left_out=is_left_out)
+        if entry is not None:
+            entry.gradient_factor = 0.0 if is_left_out else factor
 
     def finish(self, push: PushId, reply: Reply, *, needs_all: bool = False) -> None:
         """Orders that a push be answered."""

@@ -48,6 +48,16 @@ class ProgressReport:
             torn_step_count=core.state.torn_step_count,
             staleness_counts=core.staleness_counts,
             done=sequence_messages(core.done_sequences()),
+            gradients=[
+                messages.GradientCounts(
+                    worker=identity_message(each.window.worker),
+                    bad_count=each.gradients.bad,
+                    clipped_count=each.gradients.clipped,
+                    left_out_count=each.gradients.left_out,
+                )
+                for each in core.on_shard
+                if any(each.gradients)
+            ],
             sharing=map(identity_message, host.members.sharing),
             contradicting=map(
                 identity_message,

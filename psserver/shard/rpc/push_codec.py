@@ -385,6 +385,7 @@ def reply_message(
         staleness_bound=reply.staleness_bound,
         closed_sequence=reply.closed_sequence,
         grad_norm=reply.grad_norm,
+        gradient_factor=None if reply.gradient_factor == 1 else reply.gradient_factor,
         hyperparameter_difference=None
         if difference is None
         else difference_message(host.model.terms.optimizers, difference),
