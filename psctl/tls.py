@@ -408,15 +408,26 @@ def _checked_host(text: str) -> str:
     return host.lower()
 
 
+_MALFORMED: Final = (
+    ValueError,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+
+
 def _read(folder: Path) -> Certificate:
     is_authority = folder.name == AUTHORITY
-    found = _load(folder / (CA_FILE if is_authority else CERTIFICATE_FILE))
-    return Certificate(
-        folder,
-        None if is_authority else _subject_of(found, folder),
-        found.not_valid_before_utc,
-        found.not_valid_after_utc,
-    )
+    path = folder / (CA_FILE if is_authority else CERTIFICATE_FILE)
+    found = _load(path)
+    try:
+        return Certificate(
+            folder,
+            None if is_authority else _subject_of(found, folder),
+            found.not_valid_before_utc,
+            found.not_valid_after_utc,
+        )
+    except _MALFORMED as error:  # which is looked at only now
+        raise _unreadable(path, error) from error
 
 
 def _subject_of(certificate: x509.Certificate, folder: Path) -> Subject:
@@ -445,10 +456,15 @@ def _load(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
-        raise CommandError(
-            f"{printable(str(path))} is no certificate in PEM ({error}): take its "
-            "folder away, and `psctl tls init` makes it anew"
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> CommandError:
+    return CommandError(
+        f"{printable(str(path))} is no certificate in PEM "
+        f"({printable(str(error))[:128]}): take its folder away, and `psctl tls init` "
+        "makes it anew"
+    )
 
 
 def _role_text(certificate: Certificate) -> str:

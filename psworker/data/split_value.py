@@ -61,7 +61,10 @@ class SplitRecipe:
         Raises:
             ValueError: It is none that this release knows.
         """
-        values = json.loads(text)
+        try:
+            values = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("it is nested too deep") from error
         names = {each.name for each in fields(cls)}
         if not isinstance(values, dict) or not values.keys() <= names:
             raise ValueError(f"{text[:200]!r} is no recipe of a split")

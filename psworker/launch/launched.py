@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Final
 
 from pswire.exit_codes import ExitCode
+from pswire.names import printable
 from psworker.errors import (
     REFUSALS,
     ClosedError,
@@ -73,7 +74,8 @@ def find_host_place(environ: Mapping[str, str] | None = None) -> HostPlace | Non
     numbers = [variables.get(name, "") for name in (INDEX_VARIABLE, COUNT_VARIABLE)]
     if not all(number.isdecimal() and len(number) < 10 for number in numbers):
         raise ConfigurationError(
-            f"{GROUP_VARIABLE}={group} needs {INDEX_VARIABLE}, the number of this "
+            f"{GROUP_VARIABLE}={printable(group)[:64]} needs {INDEX_VARIABLE}, the "
+            "number of this "
             f"process from 0, and {COUNT_VARIABLE}, how many there are: set both, or "
             "start the processes with `psworker run --one-push-per-host`"
         )

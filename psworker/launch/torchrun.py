@@ -68,7 +68,7 @@ def count_text(environ: Mapping[str, str] | None = None) -> str:
     variables = os.environ if environ is None else environ
     for name in _COUNT_VARIABLES:
         value = variables.get(name, "")
-        if value.isdecimal() and int(value) > 1:
+        if _is_number(value) and int(value) > 1:
             return f"{name}={value}"
     return ""
 
@@ -76,9 +76,14 @@ def count_text(environ: Mapping[str, str] | None = None) -> str:
 def _named(variables: Mapping[str, str]) -> tuple[int, int] | None:
     """Rank and number of processes, as the environment has them."""
     rank, count = (variables.get(name, "") for name in ("RANK", "WORLD_SIZE"))
-    if not (rank.isdecimal() and count.isdecimal()):
+    if not (_is_number(rank) and _is_number(count)):
         return None
     return int(rank), int(count)
+
+
+def _is_number(value: str) -> bool:
+    """Whether it may number processes: Python refuses to read thousands of digits."""
+    return value.isdecimal() and len(value) < 10
 
 
 def _is_connected(rank: int, process_count: int) -> bool:

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from pswire.checkpoint.errors import UNREADABLE, DamagedError
 from pswire.checkpoint.folder import CheckpointFolder
+from pswire.checkpoint.json_shape import fields, names_of, number, real, rows, text
 from pswire.checkpoint.manifest import Manifest
 from pswire.checkpoint.parts import PartKey, PartReader
 from pswire.names import printable
@@ -19,6 +20,18 @@ from psworker.optim.optimizer_state import States, by_parameter, put_together
 
 if TYPE_CHECKING:
     from pswire.optimizer_states import StateKey
+
+
+_USED: Final = names_of(
+    fields(
+        {
+            "hyperparameters": rows(rows(real)),
+            "scheduler_steps": rows(number()),
+            "spec_digest": text,
+        }
+    )
+)
+"""What a part says of the newest update of each optimizer."""
 
 
 class SavedOptimizers(NamedTuple):
@@ -80,6 +93,7 @@ def _used(reader: PartReader) -> Mapping[str, Any]:
         used: Mapping[str, Any] = json.loads(reader.metadata["core"])["used"]
     except UNREADABLE as error:
         raise DamagedError("a part says nothing of its shard") from error
+    _USED(used, "used")
     return used
 
 

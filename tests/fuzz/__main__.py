@@ -9,9 +9,9 @@ mended. Inputs that reach something new are kept in `.fuzz`, for the next time.
 
 import os
 import resource
-import subprocess
 import sys
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,6 @@ SECONDS_VARIABLE: Final = "FUZZ_SECONDS"
 SECONDS_DEFAULT: Final = 3600.0
 OURS: Final = ["pswire", "psserver", "psworker", "psctl"]
 MEMORY_MAX: Final = 4 << 30
-_ONE: Final = "--one"
 
 
 def main(arguments: list[str]) -> int:
@@ -32,15 +31,20 @@ def main(arguments: list[str]) -> int:
 
         print(f"{write_seeds()} seeds are in {CORPUS}")
         return 0
-    if arguments[:1] == [_ONE]:
-        _fuzz(arguments[1], arguments[2:])
-        return 0  # libFuzzer ends the process before
-    from tests.fuzz.targets import TARGETS
+    import atheris
+
+    with atheris.instrument_imports(include=OURS):
+        from tests.fuzz.targets import TARGETS
+    from psserver.shard.tensors.supported_optimizers import load_optimizers
+    from tests.fuzz.files import scratch
 
     names = arguments or list(TARGETS)
     if unknown := [name for name in names if name not in TARGETS]:
         print(f"no target {unknown[0]!r}; there are {', '.join(TARGETS)}")
         return 2
+    load_optimizers()  # seconds of imports, at the first checkpoint that is read
+    scratch()  # removed when this process ends
+    tracemalloc.start()
     seconds = float(os.environ.get(SECONDS_VARIABLE, SECONDS_DEFAULT)) / len(names)
     failed = [name for name in names if not _run(name, seconds)]
     if failed:
@@ -50,56 +54,50 @@ def main(arguments: list[str]) -> int:
 
 def _run(name: str, seconds: float) -> bool:
     """Fuzzes one target; whether nothing was found."""
-    kept, corpus = KEPT / name, CORPUS / name
+    kept, corpus, log = KEPT / name, CORPUS / name, KEPT / f"{name}.log"
     kept.mkdir(parents=True, exist_ok=True)
-    options = [
-        f"-max_total_time={max(1, round(seconds))}",
-        f"-artifact_prefix={corpus}/",
-        "-max_len=16384",
-        "-timeout=30",
-        "-rss_limit_mb=0",
-        "-print_final_stats=1",
-    ]
-    command = [sys.executable, "-m", "tests.fuzz", _ONE, name]
-    with (KEPT / f"{name}.log").open("wb") as log:
-        done = subprocess.run(
-            [*command, *options, str(kept), str(corpus)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            check=False,
+    # All is imported once, by the parent.
+    child = os.fork()
+    if not child:
+        options = (
+            f"-max_total_time={max(1, round(seconds))}",
+            f"-artifact_prefix={corpus}/",
+            "-max_len=16384",
+            "-timeout=30",
+            "-rss_limit_mb=0",
+            "-print_final_stats=1",
         )
-    text = (KEPT / f"{name}.log").read_text(errors="replace")
-    figures = dict(
-        line.removeprefix("stat::").split(":", 1)
-        for line in text.splitlines()
-        if line.startswith("stat::")
-    )
-    inputs = figures.get("number_of_executed_units", "?").strip()
+        _fuzz(name, [*options, str(kept), str(corpus)], log)
+    _, status = os.waitpid(child, 0)
+    text = log.read_text(errors="replace")
+    found = [line.split() for line in text.splitlines() if line.startswith("stat::")]
+    figures = {words[0]: words[-1] for words in found}
+    inputs = figures.get("stat::number_of_executed_units:", "?")
     print(f"{name:20} {inputs:>10} inputs", flush=True)
-    if done.returncode:
+    if status:
         print(text[-3000:], flush=True)
-    return done.returncode == 0
+    return not status
 
 
-def _fuzz(name: str, options: list[str]) -> None:
+def _fuzz(name: str, options: Sequence[str], log: Path) -> None:
+    """Becomes the process of a target; does not return."""
     import atheris
 
-    with atheris.instrument_imports(include=OURS):
-        from tests.fuzz.target import check
-        from tests.fuzz.targets import TARGETS
-    from psserver.shard.tensors.supported_optimizers import load_optimizers
+    from tests.fuzz.target import check
+    from tests.fuzz.targets import TARGETS
 
-    target = TARGETS[name]
-    load_optimizers()  # seconds of imports, at the first checkpoint that is read
-    tracemalloc.start()
-    resource.setrlimit(resource.RLIMIT_AS, (_mapped_bytes() + MEMORY_MAX,) * 2)
-    atheris.Setup([sys.argv[0], *options], lambda data: check(target, data))
-    atheris.Fuzz()
-
-
-def _mapped_bytes() -> int:
+    file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return pages * resource.getpagesize()
+    mapped = pages * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_MAX,) * 2)
+    target = TARGETS[name]
+    try:
+        atheris.Setup([sys.argv[0], *options], lambda data: check(target, data))
+        atheris.Fuzz()
+    finally:
+        os._exit(1)  # libFuzzer ends it before
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from psctl.check_history import check_history
 from psctl.failures import CommandError
+from psctl.tls import AUTHORITY, CA_FILE, CERTIFICATE_FILE, certificates_text, listed
 from psserver.coordinator.core.coordinator_effects import Persist
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.storage.job_store import DATABASE, JobStore
@@ -37,6 +38,14 @@ from pswire.checkpoint.place import CheckpointPlace
 from pswire.checkpoint.registered_state import decode_states, encode_states
 from pswire.leased_data import EpochShape
 from pswire.recorded_split import RecordedSplit
+from pswire.security.certificates import date_text, read_pem
+from pswire.security.credentials import (
+    TOKEN_FILE_VARIABLE,
+    Credentials,
+    CredentialsError,
+    TlsFiles,
+)
+from pswire.security.token_store import TokenStore
 from psworker.snapshots.saved_optimizers import read_optimizers
 from psworker.snapshots.saved_snapshot import read_saved
 from tests.doubles.checkpoints import TERMS, manifest_of
@@ -49,7 +58,7 @@ PART: Final = "part-00000-of-00001.safetensors"
 
 
 @cache
-def _scratch() -> Path:
+def scratch() -> Path:
     """A folder of this process, in memory where there is such."""
     memory = Path("/dev/shm")
     parent = str(memory) if memory.is_dir() else None
@@ -64,12 +73,11 @@ _kept: Final[list[tempfile.TemporaryDirectory[str]]] = []
 
 @contextmanager
 def _new_folder(name: str) -> Iterator[Path]:
-    folder = _scratch() / name
+    folder = scratch() / name
+    shutil.rmtree(folder, ignore_errors=True)  # of an input that was given up
     folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
+    yield folder
+    shutil.rmtree(folder)
 
 
 def _take_head(data: bytes) -> None:
@@ -252,6 +260,53 @@ def _take_history(data: bytes) -> None:
             report.to_text().encode("utf-8", "strict")
 
 
+def _take_tokens(data: bytes) -> None:
+    """The file by which daemons know tokens."""
+    with _new_folder("tokens") as folder:
+        store = TokenStore.read(_private(folder / "tokens.json", data))
+    with taken():
+        assert TokenStore.parse(store.to_bytes()) == store
+
+
+def _take_token_file(data: bytes) -> None:
+    with _new_folder("token") as folder:
+        file = _private(folder / "token", data)
+        credentials = Credentials.from_environment({TOKEN_FILE_VARIABLE: str(file)})
+        with taken():
+            assert credentials.token is not None
+            ((_, shown),) = credentials.token.metadata()
+            assert shown.isascii()
+            assert shown.isprintable()
+
+
+def _take_certificate(data: bytes) -> None:
+    """Certificates, as a process uses them and as `psctl tls show` lists them."""
+    with _new_folder("tls") as folder:
+        (folder / AUTHORITY).mkdir()
+        (folder / "worker").mkdir()
+        for file in (
+            folder / AUTHORITY / CA_FILE,
+            folder / "worker" / CERTIFICATE_FILE,
+        ):
+            file.write_bytes(data)
+        refused = None
+        try:
+            pem = read_pem(TlsFiles(ca=folder / AUTHORITY / CA_FILE))
+            with taken():
+                date_text(pem.ends_at_s)
+        except CredentialsError as error:
+            refused = error
+        certificates_text(listed(folder))
+        if refused is not None:
+            raise refused
+
+
+def _private(file: Path, data: bytes) -> Path:
+    file.touch(mode=0o600)
+    file.write_bytes(data)
+    return file
+
+
 FILES: Final = (
     Target("head", _take_head, DAMAGED),
     Target("part", _take_part, DAMAGED),
@@ -261,5 +316,8 @@ FILES: Final = (
     Target("core_image", _take_core_image, (ValueError,)),
     Target("registered_state", _take_registered, DAMAGED),
     Target("state_folder", _take_state_folder, (StateFolderError,)),
+    Target("tokens", _take_tokens, (CredentialsError,)),
+    Target("token_file", _take_token_file, (CredentialsError,)),
+    Target("certificate", _take_certificate, (CredentialsError, CommandError)),
     Target("history", _take_history, (CommandError,)),
 )

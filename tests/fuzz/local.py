@@ -15,6 +15,7 @@ from pswire.compression import Compression
 from pswire.failpoints import FailpointError, parse_failpoints
 from pswire.reasons import Refusal
 from pswire.recorded_split import RecordedSplit
+from pswire.security.roles import Identity
 from pswire.shared_memory.handshake import Answer, Offer
 from pswire.shared_memory.layout import SegmentHeader, SegmentKind
 from pswire.shared_memory.segments import MemorySegment, SegmentError, is_wanted
@@ -87,6 +88,15 @@ def _take_environment(data: bytes) -> None:
     count_text(environ)
 
 
+def _take_identity(data: bytes) -> None:
+    """An alternative name of a certificate."""
+    identity = Identity.from_uri(data.decode("utf-8", "replace"))
+    if identity is not None:
+        with taken():
+            assert Identity.from_uri(identity.uri) == identity
+            str(identity).encode()
+
+
 def _take_failpoints(data: bytes) -> None:
     for each in parse_failpoints(data.decode("utf-8", "surrogateescape")):
         with taken():
@@ -143,6 +153,7 @@ LOCAL: Final = (
     Target("offer", _take_offer, (SegmentError,)),
     Target("answer", _take_answer, (SegmentError,)),
     Target("environment", _take_environment, (ConfigurationError,)),
+    Target("identity", _take_identity, ()),
     Target("failpoints", _take_failpoints, (FailpointError,)),
     Target("address", _take_address, (ValueError,)),
     Target("compression", _take_compression, (Refusal,)),

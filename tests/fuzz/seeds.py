@@ -4,6 +4,7 @@ import json
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -14,6 +15,7 @@ from google.protobuf.message import Message
 from safetensors.torch import save
 from torch.utils.data import RandomSampler
 
+from psctl.tls import AUTHORITY, CA_FILE, CERTIFICATE_FILE, init, subjects_of
 from psserver.edge.cut_codec import cut_request, part_request
 from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_codec import fence_request
@@ -58,6 +60,9 @@ from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from pswire.recorded_split import RecordedSplit
 from pswire.schema_codec import optimizer_to_message, terms_fields
+from pswire.security.roles import Identity, Role
+from pswire.security.token_store import TokenEntry, TokenStore
+from pswire.security.tokens import digest_of
 from pswire.shared_memory.layout import SegmentHeader, SegmentKind, SharedRun
 from pswire.slice_rows import SliceRows, pack_rows
 from pswire.v1 import coordinator_service_pb2 as control
@@ -156,6 +161,7 @@ def all_seeds() -> Iterator[tuple[str, Iterable[bytes]]]:
     for name, messages in (*_request_seeds(), *_answer_seeds()):
         yield name, [each.SerializeToString() for each in messages]
     yield from _file_seeds()
+    yield from _credential_seeds()
     yield from _local_seeds()
 
 
@@ -405,6 +411,34 @@ def _file_seeds() -> Iterator[tuple[str, Iterable[bytes]]]:
     histories = good().files.values()
     lines = [line for lines in histories for line in lines]
     yield "history", ["".join(json.dumps(each) + "\n" for each in lines).encode()]
+
+
+def _credential_seeds() -> Iterator[tuple[str, Iterable[bytes]]]:
+    created = datetime(2026, 1, 1, tzinfo=UTC)
+    entries = (
+        TokenEntry(
+            token_id="a1b2",
+            identity=Identity(Role.WORKER, "w0", "token a1b2"),
+            digest=digest_of("a"),
+            created=created,
+            expires=created + timedelta(days=1),
+        ),
+        TokenEntry(
+            token_id="c3",
+            identity=Identity(Role.ADMIN, "", "token c3"),
+            digest=digest_of("c"),
+            created=created,
+        ),
+    )
+    yield "tokens", [TokenStore(entries).to_bytes()]
+    yield "token_file", [b"pst_" + b"0123456789" * 4 + b"\n"]
+    workers = [Identity(Role.WORKER, "généré/1"), Identity(Role.READER)]
+    yield "identity", [each.uri.encode() for each in workers]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tls"
+        init(path, subjects_of(["ps0,10.0.0.7"], ["w0"]), 30)
+        found = [path / AUTHORITY / CA_FILE, *sorted(path.rglob(CERTIFICATE_FILE))]
+        yield "certificate", [each.read_bytes() for each in found[:3]]
 
 
 def _rows(database: bytes) -> Iterator[tuple[str, str]]:

@@ -195,6 +195,8 @@ def read_head(file: RawIOBase, byte_count: int) -> PartHead:
         metadata = head.pop(_METADATA, {})
         if not all(isinstance(value, str) for value in metadata.values()):
             raise TypeError("its metadata is no text")
+        # JSON may escape what is no text in UTF-8, which nobody could write again.
+        "".join((*head, *metadata, *metadata.values())).encode()
         first = _LENGTH_BYTES + length
         tensors = {name: _place(entry, first) for name, entry in head.items()}
         _check_covered(tensors, first, byte_count)

@@ -13,7 +13,7 @@ from typing import Final, Self
 
 from pswire.checkpoint.errors import UNREADABLE, CheckpointError
 from pswire.checkpoint.json_shape import fields, one_of, optional, rows, text
-from pswire.names import worker_id_problem
+from pswire.names import printable, worker_id_problem
 from pswire.security.credentials import CredentialsError, read_credential
 from pswire.security.roles import Identity, Role
 from pswire.security.tokens import digest_of
@@ -91,8 +91,8 @@ class TokenStore:
             return cls.parse(content)
         except (CheckpointError, *UNREADABLE) as error:
             raise CredentialsError(
-                f"--tokens {path} is no file of tokens: {error}; `psctl token create "
-                f"--tokens {path}` makes one"
+                f"--tokens {path} is no file of tokens: {printable(str(error))[:128]}; "
+                f"`psctl token create --tokens {path}` makes one"
             ) from error
 
     @classmethod
