@@ -60,7 +60,7 @@ def parse_address(text: str) -> Address:
             f"{shown} is no address: leave out {text.partition('://')[0]}://"
         )
     host, colon, port = text.rpartition(":")
-    if not colon or not host:
+    if not colon or not host.strip("[]"):
         raise ValueError(f"{shown} is no address: expected HOST:PORT")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

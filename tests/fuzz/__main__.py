@@ -34,15 +34,14 @@ def main(arguments: list[str]) -> int:
     import atheris
 
     with atheris.instrument_imports(include=OURS):
-        from tests.fuzz.targets import TARGETS
-    from psserver.shard.tensors.supported_optimizers import load_optimizers
+        from tests.fuzz.targets import TARGETS, load
     from tests.fuzz.files import scratch
 
     names = arguments or list(TARGETS)
     if unknown := [name for name in names if name not in TARGETS]:
         print(f"no target {unknown[0]!r}; there are {', '.join(TARGETS)}")
         return 2
-    load_optimizers()  # seconds of imports, at the first checkpoint that is read
+    load()
     scratch()  # removed when this process ends
     tracemalloc.start()
     seconds = float(os.environ.get(SECONDS_VARIABLE, SECONDS_DEFAULT)) / len(names)
@@ -93,11 +92,8 @@ def _fuzz(name: str, options: Sequence[str], log: Path) -> None:
     mapped = pages * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_MAX,) * 2)
     target = TARGETS[name]
-    try:
-        atheris.Setup([sys.argv[0], *options], lambda data: check(target, data))
-        atheris.Fuzz()
-    finally:
-        os._exit(1)  # libFuzzer ends it before
+    atheris.Setup([sys.argv[0], *options], lambda data: check(target, data))
+    atheris.Fuzz()  # ends the process, after an error by SystemExit
 
 
 if __name__ == "__main__":

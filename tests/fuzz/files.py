@@ -75,7 +75,7 @@ _kept: Final[list[tempfile.TemporaryDirectory[str]]] = []
 def _new_folder(name: str) -> Iterator[Path]:
     folder = scratch() / name
     shutil.rmtree(folder, ignore_errors=True)  # of an input that was given up
-    folder.mkdir()
+    folder.mkdir(parents=True)
     yield folder
     shutil.rmtree(folder)
 

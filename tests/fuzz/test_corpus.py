@@ -14,10 +14,9 @@ from typing import Final
 
 import pytest
 
-from psserver.shard.tensors.supported_optimizers import load_optimizers
 from tests.doubles.garbled_messages import CHANGE_KINDS, mutated
 from tests.fuzz.target import check
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import TARGETS, load
 
 CORPUS: Final = Path(__file__).with_name("corpus")
 DRAWN_COUNT: Final = 150
@@ -37,7 +36,7 @@ INTERESTING: Final = (
 @pytest.fixture(scope="module", autouse=True)
 def bounded() -> Iterator[None]:
     """Memory is counted, and one that is far too much can't be had."""
-    load_optimizers()  # seconds of imports, at the first checkpoint that is read
+    load()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     mapped = pages * resource.getpagesize()
