@@ -46,7 +46,8 @@ class CoordinatorSettings(JobSettings):
     Attributes:
         reconnect_grace_ms: Time in which a broken stream may come back.
         fence_timeout_ms: Time in which every shard must report to a fence.
-        cut_timeout_ms: Time in which a decided cut must be copied.
+        cut_timeout_ms: Time in which a decided cut must be copied, beside that for
+            the bytes of the model.
         pin_ttl_ms: Time for which a reader may read a snapshot, without what its bytes
             take.
         job_seed: From which the seeds of all epochs follow; 0 for none.

@@ -2004,6 +2004,17 @@ BUGS = (
         tests=("tests/property/test_pending_images.py",),
     ),
     PlantedBug(
+        "a second image beside one that is being written",
+        (
+            Edit(
+                "psserver/shard/host/checkpoint_parts.py",
+                "            return None\n        spare, self._spare",
+                "            return {}\n        spare, self._spare",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/host/test_checkpoint_parts.py",),
+    ),
+    PlantedBug(
         "a later cut's chunks in the image of an earlier one",
         (
             Edit(

@@ -71,6 +71,10 @@ from pswire.membership import (
 )
 from pswire.reasons import ErrorReason, Refusal
 
+COPIED_BYTES_PER_MS = 20_000
+"""Shards have time to copy a cut: 20 MB of its values each second, since the state of
+an optimizer may be three times as much, and the copy has what training leaves."""
+
 MODE_RETRY_MS = 50
 """Pause before a mode fence is tried again that found something of the mode before
 still to be applied: it comes with the workers' next pushes, not with more asking."""
@@ -276,11 +280,8 @@ class JobProgress:
             names = ", ".join(f"shard {index}" for index in silent)
             self.abort(f"no report from {names}", now_ms)
         pending = self.decided_cut
-        if (
-            pending is not None
-            and now_ms - pending.decided_ms >= self.settings.cut_timeout_ms
-        ):
-            self.fail_cut("the clock of the cut was not complete in time", now_ms)
+        if pending is not None and now_ms - pending.decided_ms >= self._cut_timeout_ms:
+            self.fail_cut("it was not complete in time on every shard", now_ms)
         elif pending is not None and (lost := self._stuck_of(pending.open_pushes)):
             self._stuck_pushes = frozenset(lost)
             self._fail_stuck_cut(lost, now_ms)
@@ -349,6 +350,13 @@ class JobProgress:
             now_ms,
             then=begin,
         )
+
+    @property
+    def _cut_timeout_ms(self) -> int:
+        """Longest time from the decision of a cut to the last copy of it."""
+        terms = self.model.terms
+        byte_count = 0 if terms is None else terms.byte_count
+        return self.settings.cut_timeout_ms + byte_count // COPIED_BYTES_PER_MS
 
     @property
     def decided_cut(self) -> SnapshotEntry | PendingCheckpoint | None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from psserver.coordinator.core import job_progress
 from psserver.coordinator.core.coordinator_effects import Abort, DecideCut, ReleaseImage
 from psserver.coordinator.core.cut import Cut
 from psserver.coordinator.core.snapshots import (
@@ -179,6 +180,22 @@ def test_a_cut_that_takes_too_long_fails_and_its_images_are_freed() -> None:
     # Whoever made its image after all is told to free it.
     assert set(released(job)) == {decision.snapshot_id}
     assert len(released(job)) == 3
+
+
+def test_a_large_model_has_time_to_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = DrivenCoordinator.running("a")
+    terms = job.core.progress.model.terms
+    assert terms is not None
+    monkeypatch.setattr(job_progress, "COPIED_BYTES_PER_MS", 1)
+    want(job)
+    job.report_all(applied=2)
+    (decision,) = job.of(DecideCut)
+    job.pass_time(job.core.settings.cut_timeout_ms)
+    assert job.core.snapshots.pending is not None
+    job.pass_time(terms.byte_count)
+
+    assert "not complete in time" in job.core.snapshots.failure
+    assert released(job) == [decision.snapshot_id]
 
 
 def test_a_shard_that_can_not_copy_fails_the_cut() -> None:
