@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass
 
 from psserver.edge.coordinator_settings import CheckpointSettings, CoordinatorSettings
+from pswire.aggregation import BadGradientPolicy
 from pswire.membership import LossPolicy, Mode, StepAtomicity
 
 
@@ -19,6 +20,8 @@ class Scenario:
         has_backups: Whether there are backup workers.
         may_wait: Whether a lost worker's place may be kept for a replacement.
         clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
+        gradient_norm_max: Largest norm of one worker's gradient, 0 for any; those that
+            are larger or not finite are rejected.
         declares: Whether scripts add parameter groups, prepare another optimizer, and
             load state.
         publishes: Whether scripts publish values.
@@ -37,6 +40,7 @@ class Scenario:
     has_backups: bool = False
     may_wait: bool = False
     clip_grad_norm: float = 0.0
+    gradient_norm_max: float = 0.0
     declares: bool = False
     publishes: bool = False
     cuts_off: bool = False
@@ -67,5 +71,9 @@ class Scenario:
             worker_loss_policy=policy,
             step_atomicity=StepAtomicity.CLOCK if two_phase else StepAtomicity.CHUNK,
             backup_worker_count=rng.randint(1, 2) if self.has_backups else 0,
+            gradient_norm_max=self.gradient_norm_max,
+            bad_gradient_policy=BadGradientPolicy.REJECT
+            if self.gradient_norm_max
+            else BadGradientPolicy.SKIP,
             checkpoints=CheckpointSettings(url="") if self.saves else None,
         )

@@ -444,6 +444,9 @@ class SimulatedShard:
 
     def _measure(self, order: MeasureClock) -> None:
         """Each push has a size of its own in each chunk."""
+        if order.measures_each:
+            self._measure_each(order)
+            return
         total = 0.0
         for chunk_index, parts in order.chunks:
             names = [part.worker_id for part in parts]
@@ -454,6 +457,21 @@ class SimulatedShard:
                 total += part.weight / order.total_weight * size / 11
         self.sums[order.choice[:2]] = total
         self.core.clock_measured(order.choice, total)
+
+    def _measure_each(self, order: MeasureClock) -> None:
+        """As if all gradients pointed the same way."""
+        count = len(order.choice.workers)
+        parts = [part for _, parts in order.chunks for part in parts]
+        own = [
+            sum(size_of(part.payload) for part in parts if part.worker_id == worker_id)
+            for worker_id, _ in order.choice.workers
+        ]
+        products = tuple(
+            own[one] * own[other]
+            for one in range(count)
+            for other in (range(one, count) if order.measures_pairs else (one,))
+        )
+        self.core.clock_measured(order.choice, 0.0, products)
 
     def _begin_copy(self, order: CopyImage) -> None:
         if self._pending is not None:
@@ -491,3 +509,9 @@ class SimulatedShard:
         holdings = core.holdings if core else ()
         report = CutReport(snapshot_id, image.failure, holdings)
         self.surroundings.report_image(self.index, report)
+
+
+def size_of(payload: object) -> float:
+    """Of a chunk of a push: one in four is large."""
+    assert isinstance(payload, PushId)
+    return 10.0 if (payload.sequence + len(payload.worker.worker_id)) % 4 == 0 else 0.5

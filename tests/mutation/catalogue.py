@@ -324,6 +324,32 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "the norm that a worker names believed in ASP",
+        (
+            Edit(
+                "psserver/shard/tensors/aggregate.py",
+                "if not square <= self._left:",
+                "if False:",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/rpc/test_parameter_service.py::test_a_push_that_says_too_small_a_norm_has_no_more_than_the_largest",
+        ),
+    ),
+    PlantedBug(
+        "a rejected gradient in the divisor of the mean",
+        (
+            Edit(
+                f"{SHARD_CORE}/clock_progress.py",
+                "return {w: entry for w, entry in counted.items() if w not in bad}",
+                "return counted",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_robust_aggregation.py::test_a_gradient_above_the_largest_norm_is_treated_as_asked",
+        ),
+    ),
+    PlantedBug(
         "distances of one shard only",
         (
             Edit(

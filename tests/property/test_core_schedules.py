@@ -57,6 +57,22 @@ SCENARIOS = {
         restarts_coordinator=True,
         may_wait=True,
     ),
+    "limited lossy": Scenario(
+        gradient_norm_max=5.0,
+        loses_workers=True,
+        restarts_coordinator=True,
+        may_wait=True,
+    ),
+    "limited everything": Scenario(
+        modes=ALL,
+        gradient_norm_max=5.0,
+        clip_grad_norm=0.5,
+        has_backups=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+        may_wait=True,
+        cuts_off=True,
+    ),
     "everything": Scenario(
         modes=ALL,
         loses_workers=True,

@@ -1,6 +1,7 @@
 """Updates of chunks: the arithmetic, and the new values for those who wait for them."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from psserver.shard.core.effects import ApplyChunk, MeasureClock, StagedContribution
 from psserver.shard.core.push import PushId
@@ -9,6 +10,7 @@ from psserver.shard.host.history import ShardHistory
 from psserver.shard.host.hosted_members import HostedMembers
 from psserver.shard.host.push_session import Outgoing, PushSession
 from psserver.shard.host.shard_model import ShardModel
+from psserver.shard.tensors.aggregate import NormLimit
 from psserver.shard.tensors.apply_engine import AppliedChunk
 from psserver.shard.tensors.compressed_gradients import CompressedPayload
 from psserver.shard.tensors.contribution import (
@@ -20,6 +22,9 @@ from pswire import failpoints
 from pswire.aggregation import sum_or_nan
 from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.schema import ElementType
+
+if TYPE_CHECKING:
+    from pswire.membership import WorkerKey
 
 Failed = Callable[[int, BaseException], None]
 
@@ -46,6 +51,7 @@ class ChunkUpdates:
         self._arithmetic = arithmetic
         self._members = members
         self._pump = pump
+        self._limits: dict[WorkerKey, tuple[int, NormLimit]] = {}
 
     def begin(
         self,
@@ -97,6 +103,21 @@ class ChunkUpdates:
             return None
         return PushId(effect.pusher, member.sequence_of(effect.clock))
 
+    def _limit_of(self, model: ShardModel, effect: ApplyChunk) -> NormLimit | None:
+        """How much may be applied of a push by itself, in a job with a largest norm."""
+        norm_max = model.core.state.rules.update.gradient_norm_max
+        if effect.pusher is None or not norm_max:
+            return None
+        clock, limit = self._limits.get(effect.pusher, (0, None))
+        if limit is None or clock != effect.clock:
+            is_member = model.core.clocks.member_of
+            known = self._limits.items()
+            self._limits = {w: each for w, each in known if is_member(w)}
+            is_exact = model.terms.compression.push is None
+            limit = NormLimit(norm_max, is_exact=is_exact)
+            self._limits[effect.pusher] = effect.clock, limit
+        return limit
+
     def _wanting(self, pushes: Iterable[PushId | None]) -> list[PushSession]:
         """Calls that want the values; one that is not there yet has them made then."""
         sessions = (self._members.session_of(push) for push in pushes if push)
@@ -116,6 +137,7 @@ class ChunkUpdates:
         pushes = model.core.pushes_of(effect.clock) if is_clock else (push,)
         wanting = self._wanting(pushes)
         sent = None if effect.pusher is None else self._members.sent_to(effect.pusher)
+        limit = self._limit_of(model, effect)
         # In two phases a push that is applied by itself is answered with the values
         # right after it. Those in shared memory may be later, chunk by chunk.
         is_shared = (
@@ -134,6 +156,7 @@ class ChunkUpdates:
                 staleness=None if is_clock else effect.staleness,
                 average=effect.average,
                 gradient_scale=effect.gradient_scale,
+                limit=limit,
             )
             # Others may have changed slices that this push did not.
             presence = (

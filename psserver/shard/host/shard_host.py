@@ -603,7 +603,8 @@ def warn_torn(effect: ChunkTorn) -> None:
     """Workers were left out of a chunk."""
     log.warning(
         "chunk %d of clock %d was applied without %s, whose bytes are not finite "
-        "although the push said so; the coordinator is asked to evict",
+        "or too large although the push said otherwise; the coordinator is asked to "
+        "evict",
         effect.chunk_index,
         effect.clock,
         ", ".join(effect.worker_ids),

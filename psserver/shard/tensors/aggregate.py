@@ -9,10 +9,12 @@ when the mean fails are the contributions looked at one by one.
 """
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import and_, not_
+from typing import Final
 
 import torch
 
@@ -21,6 +23,8 @@ from psserver.shard.tensors.shard_vectors import present_runs
 from psserver.shard.tensors.sparse_mean import Positions, sparse_mean
 from pswire.limits import GRADIENT_NORM_MAX
 from pswire.placement import Chunk
+
+_NORM_TOLERANCE: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,33 @@ def square_sum(gradient: torch.Tensor) -> float:
         return 0.0
     norm: float = torch.linalg.vector_norm(gradient, dtype=torch.float64).item()
     return norm * norm
+
+
+class NormLimit:
+    """What a push of SSP and ASP may still change on a shard.
+
+    Its worker says the norm of its whole gradient, and by that it is scaled or skipped.
+    The shard sums up what it applies of it, and leaves out what would go beyond the
+    largest norm. So whoever lies has on each shard at most what the norm allows.
+
+    Attributes:
+        is_exact: Whether what goes beyond it was a lie. What comes out of a lossy
+            encoding may be larger than what went in.
+    """
+
+    def __init__(self, norm_max: float, *, is_exact: bool) -> None:
+        self.is_exact = is_exact
+        # Workers accumulate the norm in float32.
+        self._left = (norm_max * (1 + _NORM_TOLERANCE)) ** 2
+        self._lock = threading.Lock()
+
+    def admits(self, square: float) -> bool:
+        """Whether a part of the push with this sum of squares may be applied."""
+        with self._lock:
+            if not square <= self._left:
+                return False
+            self._left -= square
+            return True
 
 
 def is_sound(chunk: Chunk, contribution: Contribution) -> bool:

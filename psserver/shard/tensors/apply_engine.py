@@ -17,6 +17,7 @@ import torch
 from psserver.shard.core.effects import BufferAverage
 from psserver.shard.tensors.aggregate import (
     Mean,
+    NormLimit,
     finite_mean,
     is_finite,
     mean_of,
@@ -245,6 +246,7 @@ class ApplyEngine:
         average: BufferAverage | None = None,
         gradient_scale: float = 1.0,
         spec_digest: str = "",
+        limit: NormLimit | None = None,
     ) -> AppliedChunk:
         """Updates a chunk by the aggregate of its contributions, or their sum.
 
@@ -262,6 +264,8 @@ class ApplyEngine:
             gradient_scale: What the mean is multiplied by, to clip it.
             spec_digest: Declaration of the optimizer that the hyperparameters are of,
                 empty for the first. Slices that only others have are left alone.
+            limit: In SSP and ASP, how much of the push may be applied. What is beyond
+                is left out as torn.
         """
         spec = self.declared.spec(optimizer, spec_digest)
         chunk = self.vectors.chunk(chunk_index)
@@ -271,6 +275,12 @@ class ApplyEngine:
             spec, chunk, self._aggregate(chunk, gradients, divisor)
         )
         presence = mean.presence
+        if limit is not None and any(presence):
+            square = square_sum(mean.gradient) * gradient_scale**2
+            if not limit.admits(square):
+                liars = contributions if limit.is_exact else ()
+                torn = tuple(each.worker_id for each in liars)
+                return AppliedChunk((False,) * len(presence), torn)
         if not (any(presence) or with_values):
             return AppliedChunk(presence, mean.torn_worker_ids)
         values = tuple(tuple(group) for group in hyperparameters)

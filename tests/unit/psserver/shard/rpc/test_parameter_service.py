@@ -7,6 +7,7 @@ import pytest
 
 from psserver.shard.host import push_session
 from psserver.shard.tensors.sent_values import sent_bytes
+from pswire.aggregation import BadGradientPolicy
 from pswire.membership import (
     Departure,
     FenceKind,
@@ -462,6 +463,25 @@ async def test_a_stale_push_moves_the_values_less(make: Make) -> None:
     assert (await call.finished()).staleness == 2
     # 1 - 0.5 - 0.5 - 0.5 / 2.
     assert dict(call.values)[0] == -0.25
+
+
+async def test_a_push_that_says_too_small_a_norm_has_no_more_than_the_largest(
+    make: Make,
+) -> None:
+    shard = make(gradient_norm_max=6.0, bad_gradient_policy=BadGradientPolicy.CLIP)
+    shard.start("ab", mode=Mode.ASP)
+    # Of norm 5 each, 7 together; the push says 0.
+    first = shard.push("a", 1, {0: 2.5, 1: 5 / 2**0.5})
+    await first.finished()
+    second = shard.push("b", 1, {0: 4.0})
+    await second.finished()
+
+    moved = [value != 1.0 for _, value in sorted(first.values) if _ < 2]
+    assert sorted(moved) == [False, True]
+    held = shard.host.model.engine.vectors.view(0)
+    assert float(held[0]) in (1.0, -0.25)
+    liars = {m.worker.worker_id for m in shard.host.members if m.has_contradicted}
+    assert liars == {"a", "b"}
 
 
 async def test_other_calls_are_answered_while_a_large_chunk_is_read() -> None:
