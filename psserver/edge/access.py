@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -39,6 +39,9 @@ from pswire.security.tokens import Metadata, shown_token
 
 LOOK_INTERVAL_S: Final = 1.0
 """Between looks at the file of tokens: so long a revoked one goes on at most."""
+
+END_NOTICE: Final = timedelta(days=7)
+"""Before the end of a token with which calls are open, from when on the log warns."""
 
 _SHARDS: Final = frozenset({Role.SHARD})
 _WORKERS: Final = frozenset({Role.WORKER})
@@ -184,6 +187,10 @@ class KnownTokens:
         """Whether a token that was found still counts."""
         return self._store.counts(entry, self._now())
 
+    def ends_soon(self, entry: TokenEntry) -> bool:
+        """Whether a token is about to expire."""
+        return entry.expires is not None and entry.expires - self._now() < END_NOTICE
+
     def look(self) -> bool:
         """Reads the file if it has changed; whether other tokens are known now."""
         version = version_of(self._path)
@@ -213,6 +220,7 @@ class Access(grpc.aio.ServerInterceptor):
         self._checked: dict[str, tuple[Handler, Handler]] = {}
         self._calls: dict[asyncio.Task[Any], TokenEntry] = {}
         self._ended: set[asyncio.Task[Any]] = set()
+        self._noticed: set[TokenEntry] = set()
 
     @classmethod
     def of(cls, listen: ListenConfig) -> "Access | None":
@@ -257,6 +265,15 @@ class Access(grpc.aio.ServerInterceptor):
                 gone[entry.identity] += 1
         for identity, count in gone.items():
             log.warning("%s counts no more: calls that are ended: %d", identity, count)
+        ending = {each for each in self._calls.values() if self._tokens.ends_soon(each)}
+        for entry in ending - self._noticed:
+            log.warning(
+                "%s ends at %s, and has calls open: replace it before, or they end "
+                "with it",
+                *(entry.identity, entry.expires),
+            )
+        known = self._noticed | ending
+        self._noticed = {each for each in known if self._tokens.counts(each)}
 
     def _with_check(
         self, handler: "Handler", method: str, roles: frozenset[Role] | None

@@ -79,7 +79,8 @@ class TokenSource:
         Raises:
             CredentialsError: There is none, or others could have read it.
         """
-        self._path = path
+        # A script may change its folder.
+        self._path = path = None if path is None else path.absolute()
         self._version: FileVersion = None
         self._metadata: Metadata = ()
         self._taken_s = time.monotonic()

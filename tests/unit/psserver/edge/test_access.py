@@ -114,7 +114,9 @@ def test_without_credentials_everybody_speaks_for_everybody() -> None:
     assert wanted_worker_id("w1") == "w1"
 
 
-def test_a_call_ends_when_its_token_expires(tmp_path: Path) -> None:
+def test_a_call_ends_when_its_token_expires(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """And one whose token counts goes on, though the file was written anew."""
     now = datetime(2026, 11, 30, tzinfo=UTC)
     tokens = JobTokens(tmp_path)
@@ -144,6 +146,10 @@ def test_a_call_ends_when_its_token_expires(tmp_path: Path) -> None:
         for event in events:
             await event.wait()
         tokens.create("another")
+        for _ in range(2):
+            access.look()
+        (warning,) = (each for each in caplog.messages if "ends at" in each)
+        assert "has calls open: replace it before" in warning
         clock[0] += timedelta(hours=1)
         access.look()
         with pytest.raises(grpc.aio.AbortError):
