@@ -2,6 +2,7 @@
 
 import random
 import re
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -322,6 +323,22 @@ def test_what_was_pushed_before_a_return_to_a_checkpoint_stays_spent(
             step(model, optimizer, batch)
         # Once before the return, once since, and what was held went to a new start.
         assert status_in(job).participation_count == 3
+
+
+def test_the_example_trains_and_spends_what_its_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn.datasets")
+    example = Path(__file__).resolve().parents[2] / "examples" / "private_digits.py"
+    with Job(tmp_path) as job:
+        monkeypatch.setenv("PS_COORDINATOR", job.address)
+        monkeypatch.setenv("PS_WORKER_ID", "w0")
+        runpy.run_path(str(example), run_name="__main__")
+        found = status_in(job)
+    (accuracy,) = re.findall(r"test accuracy ([\d.]+)", capsys.readouterr().out)
+    assert float(accuracy) > 0.85
+    assert f"{found.epsilon:.3f} of {found.epsilon_max:.3f}" == "4.983 of 4.983"
+    assert (found.participation_count, found.participation_max) == (20, 20)
 
 
 def test_alone_it_is_refused() -> None:

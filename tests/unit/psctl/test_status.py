@@ -1,6 +1,7 @@
 import json
+import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from pswire.v1 import membership_pb2
 from psworker.transport.status_client import (
     CheckpointStatus,
     JobStatus,
+    PrivacyStatus,
     SavedCheckpoint,
     ShardStatus,
     WorkerStatus,
@@ -354,6 +356,36 @@ def test_a_phase_of_a_newer_release_is_told_by_its_number() -> None:
         mode=membership_pb2.MODE_BSP,
     )
     assert status_of(message).phase == "unknown (77)"
+
+
+PRIVACY = PrivacyStatus(
+    noise_multiplier=4.0,
+    max_grad_norm=1.0,
+    delta=1e-5,
+    participation_count=10,
+    participation_max=13,
+    epsilon=3.3414,
+    epsilon_max=3.8976,
+)
+
+
+def test_the_privacy_that_is_spent_is_shown() -> None:
+    private = replace(STATUS, privacy=PRIVACY)
+    assert (
+        "privacy     epsilon 3.341 of 3.898 spent for each sample, at delta 1e-05: "
+        "10 of 13 participations, noise 4 x 1"
+    ) in status_text(private)
+    read = json.loads(json.dumps(status_json(COORDINATOR, private)))
+    assert read["privacy"] == asdict(PRIVACY)
+    page = (Path(__file__).parents[3] / "docs" / "psctl.md").read_text()
+    assert not [name for name in read["privacy"] if f"`.{name}`" not in page]
+    # As after a return to a checkpoint: more may be spent than there are figures.
+    over = replace(PRIVACY, epsilon=math.inf, participation_count=14)
+    private = replace(STATUS, privacy=over)
+    assert "epsilon more than all of 3.898" in status_text(private)
+    assert "Infinity" not in json.dumps(status_json(COORDINATOR, private))
+    assert "privacy" not in status_text(STATUS)
+    assert status_json(COORDINATOR, STATUS)["privacy"] is None
 
 
 def test_a_job_that_sends_fewer_bytes_says_so() -> None:
