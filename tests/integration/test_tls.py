@@ -19,8 +19,11 @@ import psworker
 from psserver.config import ListenConfig
 from psserver.edge.lifecycle import bind
 from psserver.edge.limits import DEFAULT_LIMITS
+from psserver.edge.memory_grant import MemoryGrant
 from psserver.edge.open_calls import OpenCalls
 from psserver.edge.server import ServerKind, make_server
+from psserver.shard.rpc.coordinator_client import CoordinatorClient
+from psserver.shard.rpc.coordinator_outage import Outage
 from pswire.addresses import Address, parse_address
 from pswire.channels import (
     ChannelKind,
@@ -184,6 +187,44 @@ async def test_who_does_not_belong_is_refused_and_told_why(
     # What a server thinks of a client's certificate it does not tell.
     is_told = cause_of(str(caught.value.details()))
     assert bool(is_told) == (server != SERVER or client in ("other/reader", "reader"))
+
+
+@pytest.mark.parametrize(
+    ("client", "words"),
+    [
+        ("other/reader", "is not of the authority in --tls-ca"),
+        (f"swapped/{SERVER}", "does not take the certificate in"),
+        ("none", "speaks TLS, and this process does not: give"),
+    ],
+)
+async def test_a_shard_logs_why_its_coordinator_refuses_it(
+    made: Made,
+    monkeypatch: pytest.MonkeyPatch,
+    client: str,
+    words: str,
+) -> None:
+    said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def note(_: Outage, why: str) -> None:
+        if not said.done():
+            said.set_result(why)
+
+    monkeypatch.setattr(Outage, "note", note)
+    use(monkeypatch, credentials_of(made, client))
+    async with serving(made.job.credentials(SERVER)) as address:
+        channel = aio_channel(str(address), ChannelKind.CONTROL)
+        shard = CoordinatorClient(channel, str(address))
+        waiting = asyncio.create_task(
+            shard.register(
+                process_id="p", address="127.0.0.1:1", memory=MemoryGrant(0, "")
+            )
+        )
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            text = await said
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await channel.close()
+    assert words in text
 
 
 @pytest.mark.parametrize(

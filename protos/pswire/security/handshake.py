@@ -20,12 +20,16 @@ _HELLO: Final = (
     b"\0\0\0\4\0\0\0\0\0"  # and settings, none of which is said
 )
 
-_OTHER_NAME: Final = (62, 64)
+_NAME_MISMATCHES: Final = (62, 64)
 """OpenSSL's codes, of x509_vfy.h."""
 
 _CURE_OF_NAME: Final = (
     "call it by one of its names, or make it a certificate with this one too (`psctl "
     "tls init --host NAME`)"
+)
+_OTHER_NAME: Final = (
+    "the certificate of the server there is not for the name or address by which it is "
+    f"called: {_CURE_OF_NAME}"
 )
 _WRONG_AUTHORITY: Final = (
     "the certificate of the server there is not of the authority in --tls-ca: give the "
@@ -51,10 +55,8 @@ _CAUSES: Final = {
     ),
     "local issuer certificate": _WRONG_AUTHORITY,
     "self-signed certificate": _WRONG_AUTHORITY,
-    "Hostname Verification Check failed": (
-        "the certificate of the server there is not for the name or address by which "
-        f"it is called: {_CURE_OF_NAME}"
-    ),
+    "Hostname Verification Check failed": _OTHER_NAME,
+    "is not in peer certificate": _OTHER_NAME,
     "WRONG_VERSION_NUMBER": _NO_TLS,
 }
 """What is wrong, by words of BoringSSL, OpenSSL and gRPC."""
@@ -147,7 +149,7 @@ def _refused_text(
     timeout_s: float,
 ) -> str:
     """Why this process does not take the server's certificate."""
-    if error.verify_code in _OTHER_NAME:
+    if error.verify_code in _NAME_MISMATCHES:
         names = _names(target, certificates, timeout_s) or "other names"
         return (
             f"the certificate of the server there is for {names}, and not for "

@@ -46,9 +46,6 @@ back."""
 
 PROGRESS_INTERVAL_S = 1.0
 
-_OF_HANDSHAKES = ("Socket closed", "andshake failed", "Verification Check failed")
-"""Words of gRPC's about connections that TLS, or the lack of it, may have ended."""
-
 log = logging.getLogger("psserver.shard")
 
 Response = TypeVar("Response")
@@ -223,13 +220,15 @@ class CoordinatorClient:
 async def _why(address: str, error: grpc.aio.AioRpcError) -> str:
     """Why the coordinator does not answer, also where gRPC knows no more than that."""
     text = error.details() or error.code().name
-    if not any(each in text for each in _OF_HANDSHAKES):
+    if cause := cause_of(text):
+        return cause
+    if "Socket closed" not in text:
         return text
     own = certificates_of(Credentials.from_environment())
     problem = await asyncio.to_thread(
         handshake_problem, parse_address(address), own, CALL_TIMEOUT_S
     )
-    return problem or cause_of(text) or text
+    return problem or text
 
 
 def _raise_if_decided(
