@@ -90,12 +90,17 @@ class ServedShard:
     def __exit__(self, *_: object) -> None:
         self.host.close()
 
+    @property
+    def terms(self) -> JobTerms:
+        """What its job trains."""
+        return JobTerms(schema=self._schema, optimizers=(self._optimizer,))
+
     def start(
         self, names: Sequence[str], *, mode: Mode = Mode.BSP, bound: int = 0
     ) -> Record:
         """Seeds ones, from the first worker, and opens the first clock."""
         host = self.host
-        host.adopt(JobTerms(schema=self._schema, optimizers=(self._optimizer,)))
+        host.adopt(self.terms)
         host.prepare_fence(1, FenceKind.START, key(names[0]))
         for chunk in host.model.chunks:
             dtype = TORCH_DTYPES[chunk.element_type]
