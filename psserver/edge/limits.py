@@ -58,7 +58,7 @@ class Limits:
         most=_BYTES_MAX,
     )
     registrations: int = _count(
-        4_096, "Workers that have registered, and have not begun to follow the job."
+        1_024, "Workers that have registered, and have not begun to follow the job."
     )
     worker_answers: int = _count(
         4, "Answers to pulls, and as many to pushes, that one worker has not read."

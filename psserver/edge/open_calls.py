@@ -8,7 +8,14 @@ which is the same on the wire. What is refused here costs nothing that stays.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+)
 from contextlib import aclosing, contextmanager
 from typing import Any, Final, cast
 
@@ -147,9 +154,11 @@ class OpenCalls(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = str(handler_call_details.method).rpartition("/")[2]
+        header_bytes = _size_of(handler_call_details.invocation_metadata)
 
         async def bounded(requests: AsyncIterator[Any], context: Context) -> Messages:
             try:
+                self._check_headers(header_bytes)
                 peer = address_of(context)
                 with self.admitted(peer, machine_of(context), method) as call:
                     now_s = asyncio.get_running_loop().time
@@ -167,6 +176,21 @@ class OpenCalls(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(
             bounded, handler.request_deserializer, handler.response_serializer
         )
+
+    def _check_headers(self, byte_count: int) -> None:
+        """Refuses headers that gRPC has let through.
+
+        It advertises its limit, which its own clients keep, and reads 16 MiB.
+
+        Raises:
+            Refusal: `LIMIT_EXCEEDED`.
+        """
+        if byte_count > self.limits.metadata_bytes:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"the headers of the call have {byte_count} bytes, of at most "
+                f"{self.limits.metadata_bytes} (metadata-bytes)",
+            )
 
     async def _in_time(self, requests: AsyncIterator[Any], method: str) -> Messages:
         """The messages of a call, of which the first comes in time.
@@ -188,6 +212,10 @@ class OpenCalls(grpc.aio.ServerInterceptor):
             yield first
             async for message in requests:
                 yield message
+
+
+def _size_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> int:
+    return sum(len(key) + len(value) for key, value in metadata or ())
 
 
 _NONE: Final = object()

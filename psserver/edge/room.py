@@ -52,6 +52,8 @@ class Room:
         if line := self._descriptors.line(count, limit, now_s):
             log.log(line[0], "%s", line[1])
         self._end_unread(now_s)
+        if self._calls.full:
+            self._end_idle(now_s)
         # Few descriptors are few connections, which need no look.
         if count > self._calls.limits.machine_connections:
             self._end_surplus(now_s)
@@ -82,6 +84,21 @@ class Room:
             )
         if unread:
             self._connections.end(unread)
+
+    def _end_idle(self, now_s: float) -> None:
+        """Ends connections without a call: what gRPC has read of them has no bound.
+
+        Headers that do not end take up to 16 MiB before there is a call.
+        """
+        busy = self._calls.peers
+        seen = self._connections.look(now_s).items()
+        self._connections.end(
+            {
+                peer
+                for peer, since_s in seen
+                if peer not in busy and now_s - since_s >= LOOK_INTERVAL_S
+            }
+        )
 
     def _end_surplus(self, now_s: float) -> None:
         most = self._calls.limits.machine_connections

@@ -100,6 +100,11 @@ class Http2Client:
         self.raw(frame(HEADERS, END_HEADERS, self._stream, fields))
         return self._stream
 
+    def follow(self, stream: int) -> int:
+        """Says which stream is the newest call's, after frames of its own."""
+        self._stream = stream
+        return stream
+
     def send(self, data: bytes, *, ends: bool = False) -> None:
         """Sends data of the newest call."""
         self.raw(frame(DATA, END_STREAM if ends else 0, self._stream, data))

@@ -15,8 +15,10 @@ from tests.integration.job import Job, connect
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("hostile")
     with pytest.MonkeyPatch.context() as patch, Job(folder, sockets=True) as job:
-        # A forged seed is held until its fence could have come.
-        patch.setattr("psserver.shard.rpc.seed_call.WAITING_INTERVAL_MS", 100)
+        # A forged seed is held until its fence could have come, and a push that lacks
+        # its trailer is looked at so often.
+        for module in ("seed_call", "parameter_service"):
+            patch.setattr(f"psserver.shard.rpc.{module}.WAITING_INTERVAL_MS", 100)
         with connect(job, "w0") as ps:
             model = nn.ParameterList([torch.ones(1024), torch.ones(1024)])
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

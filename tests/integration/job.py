@@ -182,6 +182,7 @@ class Job:
         tokens: JobTokens | None = None,
         credentials: Credentials = _NO_CREDENTIALS,
         limits: Limits = DEFAULT_LIMITS,
+        history: str = "",
         **settings: Any,  # noqa: ANN401, as the coordinator has them
     ) -> None:
         """Starts nothing yet.
@@ -206,10 +207,12 @@ class Job:
             credentials: What the daemons show whoever connects; what they show others
                 is of the process, as it is in theirs.
             limits: Of all daemons.
+            history: Where all daemons write their histories.
             settings: Further ones of `CoordinatorConfig`.
         """
         self._settings = {"job_seed": job_seed, **settings}
         self._limits = limits
+        self._history = history
         self._port = port
         self._tokens = tokens
         self._credentials = credentials
@@ -394,6 +397,7 @@ class Job:
                     workers_min=self.workers_min,
                     lease_ttl_ms=self._lease_ttl_ms,
                     limits=self._limits,
+                    history=self._history,
                     **self._settings,
                 )
             )
@@ -419,6 +423,7 @@ class Job:
                     # What goes through a proxy is for it to break.
                     shares_memory=self._shares_memory and advertise is None,
                     limits=self._limits,
+                    history=self._history,
                 )
             )
         )

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
-import grpc
 import pytest
 
 from pswire.frames import (
@@ -14,7 +13,7 @@ from pswire.frames import (
     encode_chunk,
     join_fields,
 )
-from pswire.limits import MESSAGE_BYTES_MAX, PROTOCOL_VERSION
+from pswire.limits import PROTOCOL_VERSION
 from pswire.reasons import ErrorReason
 from pswire.v1 import (
     membership_pb2,
@@ -252,22 +251,6 @@ def test_training_goes_on_after_every_forged_push(target: Target) -> None:
     check_goes_on(target, PUSHES.values())
 
 
-def test_a_message_above_the_limit_is_refused_by_grpc(target: Target) -> None:
-    before = target.state()
-    call = streamed(target.channel, "PushPull")
-    large = [target.header(), bytes(MESSAGE_BYTES_MAX + 1)]
-    code, text, _ = refusal_of(call(iter(large), timeout=TIMEOUT_S))
-    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, text
-    assert target.state() == before
-    target.step()
-
-
-def test_an_unknown_method_is_refused_by_grpc(target: Target) -> None:
-    call = streamed(target.channel, "Overwrite")
-    code, _, _ = refusal_of(call(iter([b""]), timeout=TIMEOUT_S))
-    assert code is grpc.StatusCode.UNIMPLEMENTED
-
-
 SEEDS: Final[dict[str, tuple[ErrorReason, Callable[[Target], Messages]]]] = {
     "garbage": (ErrorReason.MALFORMED_MESSAGE, lambda t: [b"\xff" * 64]),
     "no header": (
@@ -475,13 +458,3 @@ def test_a_forged_call_changes_nothing(target: Target, case: str) -> None:
     assert_readable(text)
     assert target.state() == before
     target.step()
-
-
-@pytest.mark.parametrize(
-    "method", ["Commit", "Ready", "AwaitContribution", "Pull", "GetSession"]
-)
-def test_a_call_of_garbage_is_refused(target: Target, method: str) -> None:
-    call = streamed(target.channel, method)
-    code, text, found = refusal_of(call(iter([b"\xff" * 64]), timeout=TIMEOUT_S))
-    assert found == ErrorReason.MALFORMED_MESSAGE, (code, text)
-    assert_readable(text)

@@ -122,24 +122,6 @@ def forged_join(
     return code, text
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        *("RegisterWorker", "RegisterShard", "Join", "Leave", "OpenEpoch", "LeaseData"),
-        *("ReportFence", "ReportProgress", "SetMode", "GetStatus"),
-        *("RecordSplit", "ListSplits", "ReportSilence"),
-    ],
-)
-def test_garbage_to_the_coordinator_is_refused(target: Target, method: str) -> None:
-    before = target.state()
-    call = asked(target.coordinator, method)
-    _, text, reason = refusal_of(call(b"\xff" * 64, timeout=TIMEOUT_S))
-    assert reason == ErrorReason.MALFORMED_MESSAGE, text
-    assert_readable(text)
-    assert target.state() == before
-    target.step()
-
-
 def test_a_worker_names_no_more_loaders_than_it_can_use(target: Target) -> None:
     forged = coordinator_service_pb2.JoinRequest(
         job_id=target.job.shards[0].job_id,

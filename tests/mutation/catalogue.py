@@ -1618,6 +1618,136 @@ BUGS = (
         tests=("tests/unit/pswire/test_history.py",),
     ),
     PlantedBug(
+        "a call may wait for ever with its first message",
+        (
+            Edit(
+                "psserver/edge/open_calls.py",
+                "async with asyncio.timeout(limit_s):",
+                "async with asyncio.timeout(None):",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_open_calls.py::test_a_call_whose_first_message_does_not_come_ends",
+        ),
+    ),
+    PlantedBug(
+        "any number of calls of one machine",
+        (
+            Edit(
+                "psserver/edge/open_calls.py",
+                "if self._of_machine[machine] >= limits.machine_calls:",
+                "if self._of_machine[machine] < 0:",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_open_calls.py::test_calls_beyond_the_limit_are_to_be_tried_again",
+        ),
+    ),
+    PlantedBug(
+        "a full process takes new work",
+        (
+            Edit(
+                "psserver/edge/open_calls.py",
+                "if self.full and method in NEW_WORK:",
+                "if self.full and not method:",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_open_calls.py::test_a_full_process_refuses_new_work_and_goes_on_with_steps",
+        ),
+    ),
+    PlantedBug(
+        "headers of any size",
+        (
+            Edit(
+                "psserver/edge/open_calls.py",
+                "if byte_count > self.limits.metadata_bytes:",
+                "if byte_count < 0:",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_hostile_input.py::test_hostile_input_is_refused_and_disturbs_nobody",
+        ),
+    ),
+    PlantedBug(
+        "an answer may be unread for ever",
+        (
+            Edit(
+                "psserver/edge/open_calls.py",
+                "call.unread_since_s = now_s()",
+                "call.unread_since_s = None",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_open_calls.py::test_an_answer_that_is_not_read_ends_with_its_connection",
+        ),
+    ),
+    PlantedBug(
+        "connections with calls are ended for those without",
+        (
+            Edit(
+                "psserver/edge/connections.py",
+                "return is_busy, -since_s[peer] if is_busy else since_s[peer]",
+                "return not is_busy, -since_s[peer] if is_busy else since_s[peer]",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_open_calls.py::test_a_machine_has_so_many_connections_and_those_with_calls_stay",
+        ),
+    ),
+    PlantedBug(
+        "a start is numbered as one of a forgotten id",
+        (
+            Edit(
+                "psserver/coordinator/core/roster.py",
+                "self._floor = max(self._floor, self._incarnations.pop(name))",
+                "self._incarnations.pop(name)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_core_roster.py::test_ids_that_nobody_has_are_forgotten_and_their_numbers_are_not",
+        ),
+    ),
+    PlantedBug(
+        "any number of registrations",
+        (
+            Edit(
+                "psserver/coordinator/core/roster.py",
+                "if idle >= registered_max:",
+                "if idle < 0:",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_core_roster.py::test_so_many_register_and_do_no_more",
+        ),
+    ),
+    PlantedBug(
+        "a call without a thread for it is a bug",
+        (
+            Edit(
+                "psserver/edge/guard.py",
+                "if lacks := _lacking(error):",
+                'if lacks := "":',
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_open_calls.py::test_what_the_system_has_none_left_of_is_to_be_tried_again",
+        ),
+    ),
+    PlantedBug(
+        "memory that the kernel takes back counts as used",
+        (
+            Edit(
+                "psserver/edge/usable_memory.py",
+                "return int(used) - int(stat.get(version.reclaimable, 0))",
+                "return int(used)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_usable_memory.py::test_what_is_left_below_the_nearest_limit",
+        ),
+    ),
+    PlantedBug(
         "connections take every descriptor",
         (
             Edit(

@@ -300,7 +300,8 @@ class Coordinator(Served):
 
     def requests(self, method: str) -> Requests:
         known = coordinator_requests()
-        return known.get(method) or [of(methods_of(self.service)[method].input_type)]
+        kind = GetMessageClass(methods_of(self.service)[method].input_type)
+        return known.get(method) or [of(kind)]
 
     def state(self) -> object:
         core = self.host.core
@@ -427,7 +428,7 @@ def shard_of(*, is_seeded: bool = True, **settings: Any) -> Iterator[Shard]:  # 
         served.shard.host.close()
 
 
-TWO_PHASES: Final = {
+TWO_PHASES: Final[dict[str, Any]] = {
     "step_atomicity": StepAtomicity.CLOCK,
     "backup_worker_count": 1,
 }

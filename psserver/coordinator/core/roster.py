@@ -7,7 +7,7 @@ come back within the grace it is *lost*: still a member, until a fence may take 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import NamedTuple
 
 from pswire.awaited import NOT_KNOWN
@@ -22,10 +22,10 @@ worker comes first. Its process may ask again to leave, whose answer was lost, a
 answered that it has left; later that it is closed, which is as true."""
 
 
-REGISTERED_MAX = 4_096
+REGISTERED_MAX = 1_024
 """Workers that have registered, and do not follow the job yet: for a moment each."""
 
-ENDED_COUNT_MAX = 4_096
+ENDED_COUNT_MAX = 1_024
 """Starts that are over and remembered, the newest ones."""
 
 IDS_KEPT_MAX = 8_192
@@ -416,14 +416,14 @@ class Roster:
         Raises:
             Refusal: `BUSY`.
         """
-        count = sum(
+        idle = sum(
             entry.state is WorkerState.REGISTERED and not entry.is_watching
             for entry in self._entries.values()
         )
-        if count >= registered_max:
+        if idle >= registered_max:
             raise Refusal(
                 ErrorReason.BUSY,
-                f"{count} workers have registered and do not follow the job yet "
+                f"{idle} workers have registered and do not follow the job yet "
                 "(registrations)",
             )
 
@@ -442,7 +442,9 @@ class Roster:
         return entry.state not in GONE and not self.is_replaced(entry)
 
     def _free_id(self) -> str:
-        number = 0
-        while self.present(f"w{number}") is not None:
-            number += 1
-        return f"w{number}"
+        taken = {
+            worker.worker_id
+            for worker, entry in self._entries.items()
+            if entry.state not in GONE
+        }
+        return next(name for name in map("w{}".format, count()) if name not in taken)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from psserver.edge.memory_grant import MemoryGrant
-from psserver.edge.usable_memory import usable_memory
+from psserver.edge.usable_memory import memory_left, usable_memory
 
 GIB = 1 << 30
 MEMINFO = f"MemTotal:       {16 << 20} kB\nMemFree:  1 kB\n"
@@ -85,3 +85,46 @@ def test_without_any_of_the_files_it_is_not_known(tmp_path: Path) -> None:
 
 def test_this_machine_says_something() -> None:
     assert usable_memory().byte_count > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("files", "left", "limit"),
+    [
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/b/memory.max": f"{4 * GIB}\n",
+                "sys/fs/cgroup/a/b/memory.current": f"{3 * GIB}\n",
+                "sys/fs/cgroup/a/b/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+            },
+            2 * GIB,
+            "sys/fs/cgroup/a/b/memory.max",
+        ),
+        # The nearest one counts, be it of a group above.
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/b/memory.max": f"{4 * GIB}\n",
+                "sys/fs/cgroup/a/memory.max": f"{8 * GIB}\n",
+                "sys/fs/cgroup/a/memory.current": f"{7 * GIB}\n",
+            },
+            GIB,
+            "sys/fs/cgroup/a/memory.max",
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/x\n",
+                "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{GIB}\n",
+                "sys/fs/cgroup/memory/x/memory.usage_in_bytes": f"{GIB - 7}\n",
+                "sys/fs/cgroup/memory/x/memory.stat": "total_inactive_file 3\n",
+            },
+            10,
+            "sys/fs/cgroup/memory/x/memory.limit_in_bytes",
+        ),
+    ],
+)
+def test_what_is_left_below_the_nearest_limit(
+    tmp_path: Path, files: Mapping[str, str], left: int, limit: str
+) -> None:
+    machine(tmp_path, files)
+    assert memory_left(tmp_path) == (left, str(tmp_path / limit))

@@ -2,9 +2,14 @@
 
 import pytest
 
-from psserver.coordinator.core.roster import Roster, WorkerEntry
+from psserver.coordinator.core.roster import (
+    ENDED_COUNT_MAX,
+    IDS_KEPT_MAX,
+    Roster,
+    WorkerEntry,
+)
 from pswire.limits import NAME_BYTES_MAX
-from pswire.membership import WorkerState
+from pswire.membership import WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
 
@@ -101,3 +106,67 @@ def test_one_that_leaves_is_not_lost() -> None:
     entry.state = WorkerState.LEAVING
     entry.broken_ms = 0
     assert roster.lost(1_000_000, grace_ms=500, lease_ttl_ms=10_000) == []
+
+
+def test_ids_that_nobody_has_are_forgotten_and_their_numbers_are_not() -> None:
+    """Whoever reaches the port can make up any number of ids."""
+    roster = Roster({"first": 7})
+    for number in range(IDS_KEPT_MAX):
+        entry = begin(roster, f"made up {number}")
+        entry.end(WorkerState.LEFT, 0)
+        roster.forget_ended(1 << 40, lease_ttl_ms=1)
+
+    kept = roster.incarnations
+    assert len(kept) <= IDS_KEPT_MAX + 1
+    assert "first" not in kept
+    again = Roster(kept)
+    for each in (roster, again):
+        assert begin(each, "first").worker.incarnation > 7
+        with pytest.raises(Refusal, match="closed") as caught:
+            each.entry(WorkerKey("first", 7))
+        assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
+
+
+def test_ids_that_somebody_has_are_kept() -> None:
+    roster = Roster()
+    member = begin(roster, "member")
+    member.is_watching = True
+    for number in range(IDS_KEPT_MAX):
+        entry = begin(roster, f"made up {number}")
+        entry.end(WorkerState.LEFT, 0)
+        roster.forget_ended(1 << 40, lease_ttl_ms=1)
+    assert roster.incarnations["member"] == 1
+    assert roster.entry(member.worker) is member
+
+
+def test_so_many_register_and_do_no_more() -> None:
+    roster = Roster()
+    for number in range(3):
+        begin(roster, str(number), registered_max=3)
+    with pytest.raises(Refusal, match="registrations") as caught:
+        begin(roster, "one more", registered_max=3)
+    assert caught.value.reason is ErrorReason.BUSY
+    assert begin(roster, "0", registered_max=3).worker == WorkerKey("0", 1)
+    roster.entry(WorkerKey("1", 1)).is_watching = True
+    begin(roster, "one more", registered_max=3)
+
+
+def test_so_many_starts_that_are_over_are_remembered() -> None:
+    roster = Roster()
+    for number in range(ENDED_COUNT_MAX + 10):
+        begin(roster, f"w{number}").end(WorkerState.EVICTED, number)
+    roster.forget_ended(0, lease_ttl_ms=10_000)
+    left = roster.in_state(WorkerState.EVICTED)
+    assert len(left) == ENDED_COUNT_MAX
+    assert min(entry.ended_ms for entry in left) == 10
+
+
+def begin(roster: Roster, worker_id: str, registered_max: int = 1 << 30) -> WorkerEntry:
+    """A process of its own registers under an id."""
+    return roster.register(
+        process_id=f"process of {worker_id}",
+        worker_id=worker_id,
+        address="h:1",
+        now_ms=0,
+        registered_max=registered_max,
+    )

@@ -1,0 +1,776 @@
+"""Hostile and malformed input, one row for each case, against one job that trains.
+
+After each row the two members step, with the numbers that they would have without; no
+daemon has grown or keeps a call, and what was refused has changed nothing. At the end
+the job's histories are checked. A client of bytes sends what gRPC's own would not.
+
+Every field of every call is changed by `tests/property/test_hostile_fields.py`, and
+bytes are by `test_hostile_messages.py`; what is here is decided on the way to them, or
+by more than one call. `ELSEWHERE` says which tests show the cases that are not here.
+"""
+
+import gzip
+import math
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import pytest
+import torch
+from torch import nn
+
+from psctl.check_history import check_history
+from psserver.edge.limits import Limits
+from pswire.error_details import refusal_from_rpc_error
+from pswire.limits import MESSAGE_BYTES_MAX, PROTOCOL_VERSION
+from pswire.v1 import coordinator_service_pb2 as control
+from pswire.v1 import membership_pb2
+from pswire.v1 import parameter_service_pb2 as messages
+from tests.doubles.http2_client import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    HEADERS,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    Http2Client,
+    frame,
+    literal,
+    message,
+    request_headers,
+)
+from tests.doubles.resident_memory import MIB, resident_of
+from tests.integration.forged_calls import CONTROL, Target, assert_readable, streamed
+from tests.integration.forged_calls import DATA as SHARD
+from tests.integration.job import Job, connect, run_workers
+from tests.integration.test_hostile_control import entry, forged_join, optimizer
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+LIMITS: Final = Limits(
+    machine_calls=96,
+    registrations=32,
+    handshake_s=0.3,
+    idle_s=0.5,
+    first_message_s=0.2,
+    message_s=0.3,
+    join_s=5.0,
+    tensors=20_000,
+    model_bytes=1 << 40,
+)
+
+GROWTH_MIB_MAX: Final = 48
+"""Of all daemons, the members and the attacker, which are one process: a message of
+8 MiB is several times in its memory while it is sent and received."""
+
+TIMEOUT_S: Final = 10.0
+CLOSED: Final = "closed"
+WATCH: Final = "/grpc.health.v1.Health/Watch"
+BOMB: Final = gzip.compress(bytes(12 * MIB), 9)
+NAMES: Final = ("w0", "w1")
+
+Outcome = tuple[str, str]
+"""Name of a status, or what else has happened; and the text that came."""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("hostile-input")
+    history = folder / "history"
+    history.mkdir()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Job(
+            folder,
+            sockets=True,
+            workers_min=2,
+            limits=LIMITS,
+            history=f"{history}/",
+            checkpoint_url=str(folder / "checkpoints"),
+        ) as job,
+        ExitStack() as stack,
+    ):
+        # What ends a push that lacks its trailer looks at it so often.
+        patch.setattr("psserver.shard.rpc.parameter_service.WAITING_INTERVAL_MS", 50)
+        members = {name: stack.enter_context(connect(job, name)) for name in NAMES}
+        trained = run_workers(
+            dict.fromkeys(NAMES, lambda name: _prepared(members[name]))
+        )
+        threads = stack.enter_context(ThreadPoolExecutor(len(NAMES)))
+        expected = [1.0]
+
+        def step() -> None:
+            expected[0] -= 0.125
+            list(threads.map(lambda name: _step(*trained[name]), NAMES))
+            for model, _ in trained.values():
+                for value in model.parameters():
+                    torch.testing.assert_close(
+                        value.detach(),
+                        torch.full_like(value, expected[0]),
+                        rtol=0,
+                        atol=0,
+                    )
+
+        step()
+        with (
+            grpc.insecure_channel(job.shard_addresses()[0]) as channel,
+            grpc.insecure_channel(job.address) as coordinator,
+        ):
+            for each in (channel, coordinator):
+                watch: Any = each.unary_stream(WATCH)
+                stack.callback(watch(b"").cancel)  # so that neither is ever idle
+            yield Target(job, channel, coordinator, step)
+    report = check_history([history])
+    assert report.is_clean, report.findings.breaks
+
+
+def _prepared(ps: Any) -> tuple[nn.Module, torch.optim.Optimizer]:  # noqa: ANN401
+    model = nn.ParameterList([torch.ones(1024), torch.ones(1024)])
+    prepared: tuple[nn.Module, torch.optim.Optimizer] = ps.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.125)
+    )
+    return prepared
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
+# How a call ends
+
+
+def outcome_of(call: Any) -> Outcome:  # noqa: ANN401, gRPC's
+    """How a call of gRPC's own client ends."""
+    try:
+        for _ in call:
+            pass
+    except grpc.RpcError as error:
+        code: Any = error
+        refusal = refusal_from_rpc_error(error)
+        name = code.code().name
+        return (f"{name} {refusal.reason.name}" if refusal else name), code.details()
+    return "OK", ""
+
+
+def pushed(t: Target, *parts: bytes, method: str = "PushPull") -> Outcome:
+    call = streamed(t.channel, method)
+    return outcome_of(call(iter(parts), timeout=TIMEOUT_S))
+
+
+def called(
+    t: Target,
+    method: str,
+    *parts: Any,  # noqa: ANN401, messages or bytes
+    timeout: float = TIMEOUT_S,
+    **options: Any,  # noqa: ANN401, as gRPC has them
+) -> Outcome:
+    """A call of the coordinator or the shard, whichever has the method."""
+    is_control = (
+        method
+        in control.DESCRIPTOR.services_by_name["CoordinatorService"].methods_by_name
+    )
+    channel, path = (t.coordinator, CONTROL) if is_control else (t.channel, SHARD)
+    call: Any = channel.stream_stream(path + method)
+    sent = [
+        part if isinstance(part, bytes) else part.SerializeToString() for part in parts
+    ]
+    return outcome_of(call(iter(sent), timeout=timeout, **options))
+
+
+def of(t: Target, kind: Any, **changes: Any) -> Any:  # noqa: ANN401, a message
+    """A message with those fields of an honest one that it has, but for the changes."""
+    host = t.job.shards[0]
+    values = {
+        "protocol_version": PROTOCOL_VERSION,
+        "job_id": host.job_id,
+        "worker": identity("w0"),
+        "shard_incarnation": host.incarnation,
+        "generation": 1,
+    }
+    known = kind.DESCRIPTOR.fields_by_name
+    return kind(**{**{n: v for n, v in values.items() if n in known}, **changes})
+
+
+def identity(name: str, incarnation: int = 1) -> membership_pb2.WorkerIdentity:
+    return membership_pb2.WorkerIdentity(worker_id=name, incarnation=incarnation)
+
+
+def joined(t: Target, entries: list[Any], *optimizers: Any) -> Outcome:  # noqa: ANN401
+    """A stranger that registers and wants to join with this model."""
+    code, text = forged_join(t.coordinator, entries, list(optimizers))
+    return code.name, text
+
+
+def raw(t: Target, do: Callable[[Http2Client], Outcome | None]) -> Outcome:
+    """What comes of frames that are sent to the shard."""
+    with Http2Client(t.job.shard_addresses()[0]) as client:
+        with suppress(ConnectionError):
+            found = do(client)
+            if found is not None:
+                return found
+        return (CLOSED if client.is_ended() else "open"), ""
+
+
+def status_of(client: Http2Client) -> Outcome:
+    number, text = client.status()
+    if text == "the connection has ended":
+        return CLOSED, text
+    (code,) = (each for each in grpc.StatusCode if each.value[0] == number)
+    return code.name, text
+
+
+# Rows that need more than a line
+
+
+def announced(client: Http2Client) -> Outcome:
+    """Says that a message of 1 GiB follows, and sends none."""
+    client.begin(SHARD + "PushPull")
+    client.send(b"\0" + (1 << 30).to_bytes(4))
+    return status_of(client)
+
+
+def compressed(client: Http2Client) -> Outcome:
+    client.begin(SHARD + "PushPull", **{"grpc-encoding": "gzip"})
+    client.send(message(BOMB, compressed=1))
+    return status_of(client)
+
+
+def large_headers(client: Http2Client) -> Outcome:
+    fields = request_headers(SHARD + "PushPull") + literal("x-large", "x" * 15_000) * 2
+    client.follow(1)
+    client.raw(frame(HEADERS, 0, 1, fields[:16_000]))
+    client.raw(frame(CONTINUATION, END_HEADERS, 1, fields[16_000:]))
+    client.send(message(b""), ends=True)
+    return status_of(client)
+
+
+def endless_headers(client: Http2Client) -> None:
+    client.raw(frame(HEADERS, 0, 1, request_headers(SHARD + "PushPull")))
+    for _ in range(2_000):
+        client.raw(frame(CONTINUATION, 0, 1, literal("x", "y" * 100) * 20))
+
+
+def empty_frames(client: Http2Client) -> None:
+    client.begin(SHARD + "PushPull")
+    client.raw(frame(DATA, 0, 1) * 2_000)
+
+
+def slow_message(client: Http2Client) -> Outcome:
+    """A byte at a time, each before any time between bytes could be over."""
+    client.begin(SHARD + "PushPull")
+    client.socket.settimeout(0.05)
+    for byte in message(bytes(1_000)):
+        client.send(bytes((byte,)))
+        try:
+            return status_of(client)
+        except TimeoutError:
+            continue
+    return "open", ""
+
+
+def rapid_reset(client: Http2Client) -> None:
+    for number in range(500):
+        stream = client.begin(SHARD + "PushPull")
+        client.raw(frame(RST_STREAM, 0, stream, (8).to_bytes(4)))
+        if number % 50 == 0:
+            client.raw(frame(PING, 0, 0, bytes(8)))
+    client.begin(SHARD + "GetSession")
+    client.send(message(b"\xff"), ends=True)
+
+
+def connects(t: Target) -> Outcome:
+    """Many sockets that never say a word."""
+    host, _, port = t.job.shard_addresses()[0].rpartition(":")
+    held = [socket.create_connection((host, int(port)), TIMEOUT_S) for _ in range(64)]
+    try:
+        for each in held:
+            with suppress(ConnectionError):
+                while each.recv(1 << 16):
+                    pass
+    finally:
+        for each in held:
+            each.close()
+    return CLOSED, ""
+
+
+def silent(t: Target, method: str, *parts: bytes) -> Outcome:
+    """Sends so much, and then nothing."""
+    is_over = threading.Event()
+
+    def sent() -> Iterator[bytes]:
+        yield from parts
+        is_over.wait(TIMEOUT_S)
+
+    is_control = method == "Join"
+    channel, path = (t.coordinator, CONTROL) if is_control else (t.channel, SHARD)
+    call: Any = channel.stream_stream(path + method)
+    try:
+        return outcome_of(call(sent(), timeout=TIMEOUT_S))
+    finally:
+        is_over.set()
+
+
+def many_calls(t: Target) -> Outcome:
+    """More than a machine may have; those beyond are refused at once."""
+    request = of(
+        t, control.RequestSnapshotRequest, newer_than=1 << 60, timeout_ms=5_000
+    )
+    channels = [
+        grpc.insecure_channel(
+            t.job.address, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        for _ in range(2)
+    ]
+    try:
+        calls: list[Any] = [
+            each.stream_stream(CONTROL + "RequestSnapshot")(
+                iter([request.SerializeToString()])
+            )
+            for each in channels
+            for _ in range(60)
+        ]
+        found: list[Outcome] = []
+        ready = threading.Event()
+
+        def note(call: Any) -> None:  # noqa: ANN401
+            if call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                found.append((call.code().name, call.details()))
+                ready.set()
+
+        for each in calls:
+            each.add_callback(partial(note, each))
+        ready.wait(TIMEOUT_S)
+        for each in calls:
+            each.cancel()
+    finally:
+        for each in channels:
+            each.close()
+    return found[0] if found else ("OK", "")
+
+
+def many_registrations(t: Target) -> Outcome:
+    """Strangers who register and do no more, until one more is refused."""
+    job_id = t.job.shards[0].job_id
+    names = [f"stranger {number}" for number in range(LIMITS.registrations + 1)]
+    outcomes = [
+        called(
+            t,
+            "RegisterWorker",
+            control.RegisterWorkerRequest(
+                protocol_version=PROTOCOL_VERSION, process_id=name, worker_id=name
+            ),
+        )
+        for name in names
+    ]
+    for name in names:
+        leave = control.LeaveRequest(
+            job_id=job_id, worker=identity(name), process_id=name
+        )
+        called(t, "Leave", leave)
+    return outcomes[-1]
+
+
+def opened_and_cancelled(t: Target) -> Outcome:
+    call = streamed(t.channel, "PushPull")
+    for _ in range(300):
+        each: Any = call(iter([b"\x0a\x00"]), timeout=TIMEOUT_S)
+        each.cancel()
+    return pushed(t, b"\xff")
+
+
+def reflected(t: Target) -> Outcome:
+    method = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+    call: Any = t.channel.stream_stream(method)
+    return outcome_of(call(iter([b""]), timeout=TIMEOUT_S))
+
+
+def again(t: Target) -> Outcome:
+    """The push that a member has just made, once more."""
+    core = t.job.shards[0].model.core
+    done = t.job.ask(lambda: core.clocks.applied_clock)
+    header = t.header(sequence=done, sequence_unacknowledged_min=done, clock=done)
+    return pushed(t, header + t.trailer())
+
+
+def _at_sequence(number: int, t: Target) -> Outcome:
+    return pushed(t, t.header(sequence=number, clock=number))
+
+
+def _with_rate(rate: float, t: Target) -> Outcome:
+    return pushed(t, t.header(), t.trailer(groups=t.group(lr=rate)))
+
+
+def restored(name: str, t: Target) -> Outcome:
+    request = of(t, control.RestoreCheckpointRequest, name=name, timeout_ms=2_000)
+    return called(t, "RestoreCheckpoint", request)
+
+
+def snapshot(t: Target, **changes: Any) -> Outcome:  # noqa: ANN401
+    return called(
+        t, "RequestSnapshot", of(t, control.RequestSnapshotRequest, **changes)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A case.
+
+    Attributes:
+        attack: Does it; how it ended.
+        outcome: How it has to end, a regular expression.
+        words: What the text has to have.
+    """
+
+    attack: Callable[[Target], Outcome]
+    outcome: str
+    words: str = ""
+
+
+def row(attack: Callable[[Target], Outcome], outcome: str, words: str = "") -> Row:
+    return Row(attack, outcome, words)
+
+
+MODEL: Final = [entry(), entry(name="1")]
+
+IA, FP, RE = "INVALID_ARGUMENT", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"
+
+ROWS: Final[dict[str, Row]] = {
+    "1 no message": row(lambda t: pushed(t, b"\xff" * 64), f"{IA} MALFORMED", "byte 0"),
+    "2 unknown method": row(
+        lambda t: pushed(t, b"", method="Overwrite"), "UNIMPLEMENTED"
+    ),
+    "3 message too large": row(
+        lambda t: pushed(t, t.header(), bytes(MESSAGE_BYTES_MAX + 1)),
+        RE,
+        "larger than max",
+    ),
+    "4 message announced": row(lambda t: raw(t, announced), f"{RE}|{CLOSED}|CANCELLED"),
+    "4 message drips": row(
+        lambda t: raw(t, slow_message), "DEADLINE_EXCEEDED", "silent"
+    ),
+    "6 compressed bomb": row(
+        lambda t: raw(t, compressed), "UNIMPLEMENTED", "'gzip' is disabled"
+    ),
+    "7 large metadata": row(
+        lambda t: called(t, "GetStatus", b"", metadata=[("x", "y" * 20_000)]),
+        RE,
+        "metadata",
+    ),
+    "7 large headers, raw": row(
+        lambda t: raw(t, large_headers), RE, r"headers of the call have 3\d{4} bytes"
+    ),
+    "7 headers without end": row(lambda t: raw(t, endless_headers), CLOSED),
+    "11 another job": row(
+        lambda t: pushed(t, t.header(job_id="x\n<b>")), "NOT_FOUND", r"job 'x\\n<b>'"
+    ),
+    "12 another protocol": row(
+        lambda t: pushed(t, t.header(protocol_version=7)),
+        FP,
+        "speaks protocol 7.*speaks 1",
+    ),
+    "13 unknown feature": row(
+        lambda t: pushed(t, t.header(), t.chunk(t.own, encoding=77)), IA, "encoding 77"
+    ),
+    "16 closed start of a worker": row(
+        lambda t: pushed(t, t.header(worker=identity("w0", 7))), "ABORTED", "w0/7"
+    ),
+    **{
+        f"17 sequence {number}": row(partial(_at_sequence, number), IA, "sequence")
+        for number in (0, -1, (1 << 62) + 1)
+    },
+    "18 sequence gap": row(
+        lambda t: pushed(t, t.later(200)), "OUT_OF_RANGE SEQUENCE_GAP"
+    ),
+    "18 window": row(
+        lambda t: pushed(t, t.header(sequence_unacknowledged_min=-64)),
+        RE,
+        "unacknowledged",
+    ),
+    "19 push again with other bytes": row(again, f"{IA} PUSH_CONFLICT", "before"),
+    "21 chunk of another shard": row(
+        lambda t: pushed(t, t.header(), t.chunk(t.other)), f"{IA} CHUNK_INVALID"
+    ),
+    "22 unknown chunk": row(
+        lambda t: pushed(t, t.header(), t.chunk(t.own, index=(1 << 32) - 1)),
+        IA,
+        "4294967295",
+    ),
+    "23 another model": row(
+        lambda t: joined(t, [entry(shape=[7])]), FP, r"\[7\].*|1024"
+    ),
+    "24 product beyond 64 bits": row(
+        lambda t: joined(t, [entry(shape=[4194305, 4194305, 211106198978564])]), RE
+    ),
+    "24 more bytes than the job may have": row(
+        lambda t: joined(t, [entry(shape=[1 << 39])]),
+        RE,
+        "declares 2199023255552 bytes",
+    ),
+    "26 a million tensors": row(
+        lambda t: joined(t, [entry(name=str(n), shape=[]) for n in range(20_001)]),
+        RE,
+        "20001 tensors",
+    ),
+    "26 a million fields": row(
+        lambda t: called(t, "Join", b"\x12\x00" * 1_000_000), RE, "fields"
+    ),
+    "27 empty name": row(lambda t: joined(t, [entry(name="")]), IA, "empty"),
+    "27 long name": row(
+        lambda t: joined(t, [entry(name="x" * 1025)]), RE, "1025 bytes"
+    ),
+    "27 worker's id that steers": row(
+        lambda t: called(
+            t,
+            "RegisterWorker",
+            control.RegisterWorkerRequest(
+                protocol_version=PROTOCOL_VERSION, process_id="p", worker_id="a\x1b[2J"
+            ),
+        ),
+        IA,
+        "control character",
+    ),
+    "27 name that is no UTF-8": row(
+        lambda t: called(t, "RegisterWorker", b"\x08\x01\x12\x01p\x1a\x02\xff\xfe"), IA
+    ),
+    "28 unknown type": row(lambda t: joined(t, [entry(element_type=77)]), IA),
+    "28 unknown optimizer": row(
+        lambda t: joined(t, MODEL, optimizer("os.system", 0)), FP, "os.system"
+    ),
+    "29 too few bytes": row(
+        lambda t: pushed(t, t.header(), t.chunk(t.own, data=bytes(8))),
+        IA,
+        "take 4096 bytes",
+    ),
+    "29 too many bytes": row(
+        lambda t: pushed(t, t.header(), t.chunk(t.own, data=bytes(8192))),
+        IA,
+        "8192 came",
+    ),
+    "29 unaligned": row(
+        lambda t: pushed(t, t.header(), t.chunk(t.own, data=bytes(4095))),
+        IA,
+        "4095 came",
+    ),
+    "29 second part": row(
+        lambda t: pushed(t, t.header(), t.chunk(t.own, part=1)), "UNIMPLEMENTED"
+    ),
+    "30 no trailer": row(lambda t: pushed(t, t.header()), IA, "without its trailer"),
+    "30 nothing": row(lambda t: pushed(t), IA, "empty"),
+    "30 no header": row(lambda t: pushed(t, t.trailer()), IA, "header"),
+    "32 another digest": row(
+        lambda t: pushed(t, t.header(), t.chunk(t.own, digest=12345)), "DATA_LOSS"
+    ),
+    "34 norm not finite": row(
+        lambda t: pushed(t, t.header(), t.trailer(gradient_norm=math.nan)), IA, "norm"
+    ),
+    "34 norm above the most": row(
+        lambda t: pushed(t, t.header(), t.trailer(gradient_norm=1e19)), IA, "1e\\+18"
+    ),
+    **{
+        f"37 lr {value}": row(
+            partial(_with_rate, value),
+            f"{IA} HYPERPARAMETER_INVALID",
+            "lr",
+        )
+        for value in (math.nan, -1.0, math.inf)
+    },
+    "37 weight not finite": row(
+        lambda t: pushed(t, t.header(), t.trailer(weight=math.inf)), IA, "weight inf"
+    ),
+    "38 staleness bound": row(
+        lambda t: called(
+            t,
+            "SetMode",
+            of(t, control.SetModeRequest, mode=2, staleness_bound=-1, timeout_ms=100),
+        ),
+        IA,
+        "staleness bound of -1",
+    ),
+    "38 unknown mode": row(
+        lambda t: called(t, "SetMode", of(t, control.SetModeRequest, mode=77)), IA
+    ),
+    "40 version in the future": row(
+        lambda t: snapshot(t, newer_than=1 << 62, timeout_ms=100),
+        "DEADLINE_EXCEEDED WAIT",
+    ),
+    "40 clock in the future": row(
+        lambda t: called(
+            t, "Pull", of(t, messages.PullRequest, clock=1 << 61), timeout=0.3
+        ),
+        "DEADLINE_EXCEEDED$",
+    ),
+    "40 generation in the future": row(
+        lambda t: called(
+            t, "Pull", of(t, messages.PullRequest, generation=1 << 61), timeout=0.3
+        ),
+        "DEADLINE_EXCEEDED$|UNAVAILABLE",
+    ),
+    "42 connects": row(connects, CLOSED),
+    "42 handshake that drips": row(
+        lambda t: raw(t, lambda c: c.raw(frame(SETTINGS, 0, 0)[:5])), CLOSED
+    ),
+    "42 garbage": row(lambda t: raw(t, lambda c: c.raw(b"\xff" * 4096)), CLOSED),
+    "43 ping flood": row(
+        lambda t: raw(t, lambda c: c.raw(frame(PING, 0, 0, bytes(8)) * 2_000)), CLOSED
+    ),
+    "43 settings flood": row(
+        lambda t: raw(t, lambda c: c.raw(frame(SETTINGS, 0, 0) * 2_000)), CLOSED
+    ),
+    "43 empty frames": row(
+        lambda t: raw(t, empty_frames),
+        CLOSED,
+    ),
+    "44 live name": row(
+        lambda t: called(
+            t,
+            "RegisterWorker",
+            control.RegisterWorkerRequest(
+                protocol_version=PROTOCOL_VERSION, process_id="thief", worker_id="w0"
+            ),
+        ),
+        "ALREADY_EXISTS WORKER_ID_TAKEN",
+        "w0",
+    ),
+    "44 registrations": row(many_registrations, f"{RE} BUSY", "registrations"),
+    "48 open and cancel": row(opened_and_cancelled, f"{IA} MALFORMED"),
+    "48 rapid reset": row(lambda t: raw(t, rapid_reset), CLOSED),
+    "48 calls of a machine": row(many_calls, RE, "machine-calls"),
+    "49 reflection": row(reflected, "UNIMPLEMENTED"),
+    "a call that sends nothing": row(
+        lambda t: silent(t, "GetSession"),
+        "DEADLINE_EXCEEDED WAIT",
+        "GetSession was silent",
+    ),
+    "a stream that sends nothing": row(
+        lambda t: silent(t, "PushPullOnce"),
+        "DEADLINE_EXCEEDED WAIT",
+        "silent for 0.2 s",
+    ),
+    "a push that stops": row(
+        lambda t: silent(t, "Seed"), "DEADLINE_EXCEEDED WAIT", "silent"
+    ),
+    "a join that is never whole": row(
+        lambda t: silent(t, "Join", of(t, control.JoinRequest).SerializeToString()),
+        "DEADLINE_EXCEEDED WAIT",
+    ),
+    **{
+        f"50 checkpoint {name[:24]!r}": row(
+            partial(restored, name), "UNAVAILABLE|NOT_FOUND|INVALID"
+        )
+        for name in (
+            *("../../x", "/etc/passwd", "a/../b", "CON", "x" * 300, "%2e%2e%2fx"),
+            *("step-1\0", "step\u2044x"),
+        )
+    },
+    "51 checkpoint without a manifest": row(
+        partial(restored, "step-000000000001"), "UNAVAILABLE|NOT_FOUND", "step-0*1"
+    ),
+    "51 state of no checkpoint": row(
+        lambda t: called(
+            t, "LoadState", of(t, control.LoadStateRequest, checkpoint="../../x")
+        ),
+        "UNAVAILABLE CHECKPOINT_FAILED",
+    ),
+}
+
+ELSEWHERE: Final = {
+    "8": (
+        "integration/test_access.py",
+        "test_whoever_shows_no_valid_token_hears_the_same",
+    ),
+    "9": (
+        "integration/test_access.py",
+        "test_a_role_may_call_what_the_table_says_and_nothing_else",
+    ),
+    "10": (
+        "integration/test_access.py",
+        "test_a_token_of_a_worker_speaks_for_no_other_one",
+    ),
+    "33": (
+        "integration/test_errors.py",
+        "test_a_gradient_that_is_not_finite_skips_the_clock_for_all",
+    ),
+    "35": (
+        "integration/test_hostile_rows.py",
+        "test_forged_rows_change_nothing",
+    ),
+    "39": (
+        "unit/psserver/shard/rpc/test_snapshot_answers.py",
+        "test_all_machines_together_hold_so_many_answers",
+    ),
+    "41": (
+        "unit/psserver/edge/test_open_calls.py",
+        "test_an_answer_that_is_not_read_ends_with_its_connection",
+    ),
+    "46": (
+        "integration/test_access.py",
+        "test_a_role_may_call_what_the_table_says_and_nothing_else",
+    ),
+    "53": (
+        "unit/pswire/checkpoint/test_folder.py",
+        "test_a_newer_format_is_refused_and_not_skipped",
+    ),
+    "54": (
+        "unit/pswire/checkpoint/test_folder.py",
+        "test_a_damaged_one_is_named_and_the_one_before_it_is_used",
+    ),
+    "55": (
+        "unit/pswire/checkpoint/test_parts.py",
+        "test_changed_bytes_are_named_with_their_place",
+    ),
+    "56": (
+        "unit/pswire/checkpoint/test_folder.py",
+        "test_parts_of_two_checkpoints_are_no_checkpoint",
+    ),
+    "59": (
+        "unit/pswire/checkpoint/test_storage.py",
+        "test_only_files_are_read",
+    ),
+    "60": (
+        "unit/psctl/test_checkpoints.py",
+        "test_pickles_are_refused",
+    ),
+    "62": (
+        "unit/pswire/checkpoint/test_folder.py",
+        "test_values_that_are_not_finite_are_not_gone_on_from",
+    ),
+}
+"""Cases of the list that are shown where what they need is at hand. There is no log of
+updates, so that 61 has nothing to be about."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_hostile_input_is_refused_and_disturbs_nobody(
+    target: Target, name: str
+) -> None:
+    case = ROWS[name]
+    before, taken = target.state(), resident_of(os.getpid()).own
+
+    outcome, text = case.attack(target)
+
+    assert re.match(case.outcome, outcome), (outcome, text)
+    assert re.search(case.words, text, re.DOTALL), text
+    if text:
+        assert_readable(text)
+    assert target.state() == before
+    growth = resident_of(os.getpid()).own - taken
+    assert growth < GROWTH_MIB_MAX * MIB, f"{growth >> 20} MiB more"
+    target.step()
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_what_is_not_here_is_elsewhere(case: str) -> None:
+    path, name = ELSEWHERE[case]
+    assert f"def {name}(" in (ROOT / path).read_text()
