@@ -576,7 +576,7 @@ ROWS: Final[dict[str, Row]] = {
         lambda t: pushed(t, t.header(), t.trailer(gradient_norm=math.nan)), IA, "norm"
     ),
     "34 norm above the most": row(
-        lambda t: pushed(t, t.header(), t.trailer(gradient_norm=1e19)), IA, "1e\\+18"
+        lambda t: pushed(t, t.header(), t.trailer(gradient_norm=1e19)), IA, "norm"
     ),
     **{
         f"37 lr {value}": row(
