@@ -227,7 +227,8 @@ def _problems(
             "needs all of a gradient before any is sent, since the norm of a sample is "
             "over all parameters: leave overlap out"
         )
-    if any(isinstance(each, GradScaler) for each in objects):
+    scalers = [each for each in objects if isinstance(each, GradScaler)]
+    if any(each.is_enabled() for each in scalers):
         yield (
             "does not go with a GradScaler, which tells all workers where a gradient "
             "without noise overflows: train in bfloat16, or without autocast"

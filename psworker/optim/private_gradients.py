@@ -336,6 +336,8 @@ class _CallHook:
     """
 
     __name__ = "psworker_sample_hook"
+    # What `torch.compile` looks for: it keeps calls, and is no part of a graph.
+    _torchdynamo_disable = True
 
     def __init__(self, gradients: PrivateGradients, unit: _Unit) -> None:
         self._gradients = weakref.ref(gradients)

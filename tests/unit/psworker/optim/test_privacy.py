@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from psworker.backends.host.backend import _refuse_unsupported
 from psworker.errors import ConfigurationError, UnsupportedError
 from psworker.optim.buffer_policies import BufferPolicy
 from psworker.optim.prepare import Prepared, PrepareOptions, sort_objects
@@ -166,3 +167,14 @@ def test_what_would_go_without_noise_or_is_not_counted_is_refused(text: str) -> 
     given, options = others()[text]
     with pytest.raises(UnsupportedError, match=text):
         sorted_of(model_of(), *given, **options)
+
+
+def test_a_group_that_pushes_as_one_is_refused() -> None:
+    given = sorted_of(model_of(), loader())
+    with pytest.raises(UnsupportedError, match="one push per host"):
+        _refuse_unsupported(given, overlap=False)
+
+
+def test_a_scaler_that_is_switched_off_is_none() -> None:
+    given = sorted_of(model_of(), loader(), torch.amp.GradScaler("cpu", enabled=False))
+    assert given.privacy is not None
