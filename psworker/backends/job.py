@@ -183,7 +183,10 @@ class Job:
         link.start(stepper, prepared.optimizers)
         self._session.rewinds.add_follower(prepared.rewind)
         self._loop.run(self._session.announce_state)
-        return prepared.follow_schedulers(is_late=stepper.member.base_clock > 0)
+        return prepared.follow_schedulers(
+            is_late=stepper.member.base_clock > 0,
+            new_epoch=stepper.new_epochs.get(self._session.script_state.loader, 0),
+        )
 
     def _go_on(self, optimizer: str) -> None:
         """A step begins, with which the script has gone on if it is not void."""

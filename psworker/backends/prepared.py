@@ -69,14 +69,16 @@ class PreparedObjects:
         given.states.clear()  # the shards have it
         point_schedulers(given.schedulers, self._by_id(given.optimizers))
 
-    def follow_schedulers(self, *, is_late: bool) -> dict[int, Any]:
+    def follow_schedulers(self, *, is_late: bool, new_epoch: int = 0) -> dict[int, Any]:
         """Sends the schedulers' steps with every push; returns all replacements.
 
         Args:
             is_late: Whether the job has trained already: they catch up with its.
+            new_epoch: The one that the job comes to next; 0 if it is in the middle of
+                one.
         """
         for each in self.optimizers.values():
-            each.follow(self.given.schedulers, is_late=is_late)
+            each.follow(self.given.schedulers, is_late=is_late, new_epoch=new_epoch)
         return self.loaders | self._by_id(self.given.optimizers)
 
     def rewind(self, rewind: Rewind) -> Iterator[str]:

@@ -89,6 +89,7 @@ class Joined:
         late_joiner: Takes part until the first step of a worker that has joined others
             who train already.
         epochs: By loader, the first epoch that was not over.
+        new_epochs: Those of these of which nothing was trained yet.
         checkpoint: The newest one, if it has registered state to be loaded.
         state: What it has.
         returned_to: Checkpoint that the job has returned to since this worker was a
@@ -100,6 +101,7 @@ class Joined:
     replies: Sequence[PushReply] = ()
     late_joiner: LateJoiner | None = None
     epochs: Mapping[str, int] = field(default_factory=dict)
+    new_epochs: Mapping[str, int] = field(default_factory=dict)
     checkpoint: str = ""
     state: bytes = b""
     returned_to: str = ""
@@ -147,6 +149,7 @@ class Joining:
         self._given = given
         self._eviction_cause = ""
         self._epochs: dict[str, int] = {}
+        self._new_epochs: dict[str, int] = {}
         self._answer = JoinAnswer()
 
     def join_first(self, deadline: float) -> Joined:
@@ -277,7 +280,12 @@ class Joining:
         record, pull = begin.record, begin.pull
         if pull is None:
             self._loop.run(lambda: self._session.share_memory(self._store.placement))
-            return Joined(begin.member, record.generation, epochs=self._epochs)
+            return Joined(
+                begin.member,
+                record.generation,
+                epochs=self._epochs,
+                new_epochs=self._new_epochs,
+            )
         late_joiner = None
         if not record.is_start:
             late_joiner = LateJoiner(
@@ -312,7 +320,12 @@ class Joining:
         ]
         self._log_differing(record, others, values_digest, state_digest)
         return Joined(
-            begin.member, record.generation, replies, late_joiner, self._epochs
+            begin.member,
+            record.generation,
+            replies,
+            late_joiner,
+            self._epochs,
+            self._new_epochs,
         )
 
     def _log_differing(
@@ -420,6 +433,13 @@ class Joining:
             entries = given.bound.schema.entries
             raise OtherOrderError(answer.order, [entry.name for entry in entries])
         self._epochs = dict(zip(given.loaders, answer.epochs, strict=True))
+        self._new_epochs = {
+            loader: epoch
+            for (loader, epoch), is_new in zip(
+                self._epochs.items(), answer.are_new, strict=True
+            )
+            if is_new
+        }
         self._answer = answer
         return answer
 

@@ -47,6 +47,8 @@ class Schedules:
         self._drawn_at: tuple[int, ...] = self.steps
         # Which ones the script steps between two batches of an epoch.
         self._is_by_batch = [False] * len(self._schedulers)
+        # At the first batch of which epoch a step of whom is due; see `await_script`.
+        self._due: tuple[int, list[LRScheduler]] = (0, [])
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -102,6 +104,8 @@ class Schedules:
         """The script asks for a batch of an epoch."""
         if not self._schedulers:
             return
+        if self._epoch < 0:
+            self._take_due(epoch)
         steps = self.steps
         between = [
             now - before for now, before in zip(steps, self._drawn_at, strict=True)
@@ -136,20 +140,46 @@ class Schedules:
                 for _ in range(lacking):
                     each.step()
 
-    def await_script(self, before: Sequence[int], taken: Sequence[int]) -> None:
+    def await_script(
+        self, before: Sequence[int], taken: Sequence[int], new_epoch: int = 0
+    ) -> None:
         """Leaves out steps of the script, before `end_wait`, that the job has taken.
+
+        The last push of an epoch has not the step that follows at its end. A script
+        that goes through all epochs takes it. For one that begins with `new_epoch`
+        itself that is done here, if as many steps as the epochs before had ends but
+        for the last show that it is stepped so.
 
         Args:
             before: `steps` as the script has left them. A scheduler that it has loaded
                 has steps of before the job.
             taken: Of each scheduler, the steps that the job's has taken.
+            new_epoch: The one that the job comes to next; 0 if it is in the middle of
+                one.
         """
-        if len(taken) == len(self._schedulers):
-            for each, own, theirs in zip(self._schedulers, before, taken, strict=True):
-                _leave_out(each, theirs - own)
+        if len(taken) != len(self._schedulers):
+            return
+        counts = [theirs - own for own, theirs in zip(before, taken, strict=True)]
+        for each, count in zip(self._schedulers, counts, strict=True):
+            _leave_out(each, count)
+        due = [
+            each
+            for each, count in zip(self._schedulers, counts, strict=True)
+            if count == new_epoch - 1 and not isinstance(each, ReduceLROnPlateau)
+        ]
+        self._due = (new_epoch, due if new_epoch else [])
+
+    def _take_due(self, epoch: int) -> None:
+        """The script asks for its first batch: of an epoch that it has begun with?"""
+        new_epoch, due = self._due
+        for each in due:
+            before = getattr(type(each), _CLASS_BEFORE)
+            if epoch == new_epoch and not getattr(type(each), _CALLED)[0]:
+                before.step(each)
 
     def end_wait(self) -> None:
         """The script has come to where the job is: all of its steps count."""
+        self._due = (0, [])
         for each in self._schedulers:
             each.__class__ = getattr(type(each), _CLASS_BEFORE, type(each))
 
@@ -167,6 +197,7 @@ def _copied(value: Any) -> Any:  # noqa: ANN401, a hyperparameter
 
 
 _CLASS_BEFORE: Final = "_psworker_class_before"
+_CALLED: Final = "_psworker_called"
 
 
 def _leave_out(scheduler: LRScheduler, count: int) -> None:
@@ -175,16 +206,19 @@ def _leave_out(scheduler: LRScheduler, count: int) -> None:
     By its class, for its own attributes are what `state_dict` saves.
     """
     before = type(scheduler)
-    left = count
+    called = [0]
 
     def step(self: Any, *args: Any, **named: Any) -> None:  # noqa: ANN401, as torch's
-        nonlocal left
-        if left > 0:
-            left -= 1
-        else:
+        called[0] += 1
+        if called[0] > count:
             before.step(self, *args, **named)
 
-    members = {"step": step, _CLASS_BEFORE: before, "__module__": before.__module__}
+    members = {
+        "step": step,
+        _CLASS_BEFORE: before,
+        _CALLED: called,
+        "__module__": before.__module__,
+    }
     scheduler.__class__ = type(before.__name__, (before,), members)
 
 

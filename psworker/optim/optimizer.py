@@ -270,17 +270,24 @@ class PreparedOptimizer(Optimizer):
             self._is_late = False
             self._catch_up(before)
 
-    def follow(self, schedulers: Iterable[LRScheduler], *, is_late: bool) -> None:
+    def follow(
+        self, schedulers: Iterable[LRScheduler], *, is_late: bool, new_epoch: int = 0
+    ) -> None:
         """Sends with every push how many steps its schedulers have taken.
 
         Those of a job that has trained already (`is_late`) are caught up with.
+
+        Args:
+            schedulers: All that `prepare` was given.
+            is_late: Whether the job has trained already.
+            new_epoch: The one that it comes to next; 0 if it is in the middle of one.
         """
         self.schedules = Schedules(schedulers, self)
         if not (is_late and self.schedules.steps):
             return
         setattr(self, _STEP_WAS_CALLED, True)  # by the job, before this worker joined
         before = self.schedules.steps
-        self.schedules.await_script(before, self._catch_up(before))
+        self.schedules.await_script(before, self._catch_up(before), new_epoch)
         self._is_late = True
 
     def rewind(self, *, is_late: bool) -> None:

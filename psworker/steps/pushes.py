@@ -52,6 +52,7 @@ class MemberPushes:
     Attributes:
         pending: Data that was drawn and not yet pushed or reported.
         first_epochs: By loader, the first epoch that was not over when it joined.
+        new_epochs: Those of these of which nothing was trained when it joined first.
         member: This worker's place in the job, as of joining.
         last_push: What became of the newest push, `None` before the first.
         rejoin_count: How often the worker was evicted and has joined again.
@@ -106,6 +107,7 @@ class MemberPushes:
         self._notices = Notices()
         self.pending = pending
         self.first_epochs = joined.epochs
+        self.new_epochs = joined.new_epochs
         self.member = joined.member
         self._late_joiner = joined.late_joiner
         self.last_push: PushResult | None = None

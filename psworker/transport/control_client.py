@@ -129,6 +129,7 @@ class ControlClient(CoordinatorPort):
             response.checkpoint,
             response.start_checkpoint,
             response.generation_before,
+            tuple(response.are_new),
         )
 
     @override

@@ -22,6 +22,7 @@ class JoinAnswer:
         checkpoint: Name of the newest checkpoint, if it has registered state.
         start_checkpoint: Name of the one that the job has gone on from last, if any.
         generation_before: Newest generation before that.
+        are_new: Of each of `epochs`, whether nothing of it was trained yet.
     """
 
     order: tuple[int, ...] = ()
@@ -30,6 +31,7 @@ class JoinAnswer:
     checkpoint: str = ""
     start_checkpoint: str = ""
     generation_before: int = 0
+    are_new: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,54 @@ def test_it_has_the_bits_of_one_that_never_ended(tmp_path: Path, kind: str) -> N
     assert digest_of(resumed) == digest_of(undisturbed)
 
 
+@pytest.mark.parametrize("begins_with_the_open_epoch", [True, False])
+def test_schedulers_of_epochs_are_where_they_were(
+    tmp_path: Path, begins_with_the_open_epoch: bool
+) -> None:
+    """The last push of an epoch has not the step that the script makes at its end."""
+
+    def rates(worker_id: str, job: Job, epoch_count: int) -> list[float]:
+        found = []
+        with connect(job, worker_id) as ps:
+            model = nn.Linear(2, 1)
+            optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)
+            scheduler: Any = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            loader: Any = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2)
+            model, optimizer, scheduler, loader = ps.prepare(
+                model, optimizer, scheduler, loader
+            )
+            for epoch in range(
+                ps.epoch if begins_with_the_open_epoch else 0, epoch_count
+            ):
+                loader.set_epoch(epoch)
+                for (batch,) in loader:
+                    model(batch).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    found.append(optimizer.param_groups[0]["lr"])
+                scheduler.step()
+        return found
+
+    found: dict[str, list[float]] = {"a": [], "b": []}
+    for epoch_count in (1, 2, 4):
+        with Job(
+            tmp_path / f"state-{epoch_count}",
+            workers_min=2,
+            checkpoint_url=str(tmp_path / "checkpoints"),
+            checkpoint_interval=NEVER,
+        ) as job:
+            works = {
+                name: lambda name, job=job, count=epoch_count: rates(name, job, count)
+                for name in found
+            }
+            with Crew(works) as crew:
+                for name, more in crew.results().items():
+                    found[name] += more
+            job.run(job.coordinator.checkpoints.save(30))
+    expected = [0.5**epoch for epoch in range(4) for _ in "12"]
+    assert found == {"a": expected, "b": expected}
+
+
 def test_on_other_shards_it_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     kind = KINDS["as it is"]
     undisturbed, _ = run(tmp_path / "one", "state", 2, kind, shard_count=1)

@@ -2793,8 +2793,8 @@ BUGS = (
         (
             Edit(
                 f"{WORKER}/optim/adjusters.py",
-                "    left = count\n",
-                "    left = count - count\n",
+                "        if called[0] > count:\n",
+                "        if called[0] > 0:\n",
             ),
         ),
         tests=(
@@ -2875,12 +2875,37 @@ BUGS = (
         tests=(f"{WORKER_TESTS}/optim/test_adjusters.py",),
     ),
     PlantedBug(
+        "the step at an epoch's end is lost by a script that begins after it",
+        (
+            Edit(
+                f"{WORKER}/optim/adjusters.py",
+                "        self._due = (new_epoch, due if new_epoch else [])\n",
+                "",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/optim/test_adjusters.py::test_the_step_at_the_end_of_an_epoch_that_the_job_has_left_is_taken",
+            "tests/integration/test_restored_jobs.py::test_schedulers_of_epochs_are_where_they_were",
+        ),
+    ),
+    PlantedBug(
+        "an epoch that the job is in the middle of passes for a new one",
+        (
+            Edit(
+                f"{JOB_CORE}/data/ledger.py",
+                "        return ledger is None or ledger.report.never ==",
+                "        return ledger is None or ledger.report.never <=",
+            ),
+        ),
+        tests=("tests/unit/psserver/coordinator/core/test_core_ledger.py",),
+    ),
+    PlantedBug(
         "a loaded scheduler's steps of before the job left out of the job's",
         (
             Edit(
                 f"{WORKER}/optim/adjusters.py",
-                "                _leave_out(each, theirs - own)\n",
-                "                _leave_out(each, theirs)\n",
+                "        counts = [theirs - own for",
+                "        counts = [theirs - own + own for",
             ),
         ),
         tests=(

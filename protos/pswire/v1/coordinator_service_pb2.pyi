@@ -1702,6 +1702,7 @@ class JoinResponse(google.protobuf.message.Message):
     CHECKPOINT_FIELD_NUMBER: builtins.int
     START_CHECKPOINT_FIELD_NUMBER: builtins.int
     GENERATION_BEFORE_FIELD_NUMBER: builtins.int
+    ARE_NEW_FIELD_NUMBER: builtins.int
     checkpoint: builtins.str
     """Name of the newest checkpoint, where it has registered state; see
     `LoadState`.
@@ -1728,6 +1729,10 @@ class JoinResponse(google.protobuf.message.Message):
     def epochs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Of each loader of the request, the first epoch that is not over."""
 
+    @property
+    def are_new(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bool]:
+        """Of each of `epochs`, whether nothing of it was trained yet."""
+
     def __init__(
         self,
         *,
@@ -1737,8 +1742,9 @@ class JoinResponse(google.protobuf.message.Message):
         checkpoint: builtins.str = ...,
         start_checkpoint: builtins.str = ...,
         generation_before: builtins.int = ...,
+        are_new: collections.abc.Iterable[builtins.bool] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "epochs", b"epochs", "generation_before", b"generation_before", "notes", b"notes", "order", b"order", "start_checkpoint", b"start_checkpoint"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["are_new", b"are_new", "checkpoint", b"checkpoint", "epochs", b"epochs", "generation_before", b"generation_before", "notes", b"notes", "order", b"order", "start_checkpoint", b"start_checkpoint"]) -> None: ...
 
 global___JoinResponse = JoinResponse
 

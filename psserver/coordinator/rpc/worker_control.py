@@ -162,6 +162,7 @@ class WorkerControl:
             checkpoint=self._host.core.checkpoint_with_state,
             start_checkpoint=start.place.name if start else "",
             generation_before=start.generation if start else 0,
+            are_new=[ledger.is_new(loader) for loader in request.loaders],
         )
 
     async def _read_join(

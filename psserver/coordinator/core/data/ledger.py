@@ -173,6 +173,11 @@ class DataLedger:
         still_open = (n for n in numbers if not self._epochs[loader, n].is_closed)
         return min(still_open, default=max(numbers, default=-1) + 1)
 
+    def is_new(self, loader: str) -> bool:
+        """Whether nothing of the first epoch that is not over was trained yet."""
+        ledger = self._epochs.get((loader, self.first_open(loader)))
+        return ledger is None or ledger.report.never == ledger.shape.usable_count
+
     def epochs(self) -> tuple[EpochLedger, ...]:
         return tuple(self._epochs.values())
 

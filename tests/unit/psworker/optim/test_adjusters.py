@@ -69,6 +69,62 @@ def test_a_scripts_steps_of_epochs_that_are_over_count_once(
     assert schedules.steps == (expected + 1,)
 
 
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize(
+    ("loaded", "taken", "new_epoch", "begins_with", "own_count", "expected"),
+    [
+        # Stepped with each epoch: the script begins with the new one.
+        (0, 2, 3, 3, 0, 3),
+        (0, 0, 1, 1, 0, 1),
+        (2, 3, 2, 2, 0, 4),
+        # It goes through those that are over, and takes the step itself.
+        (0, 2, 3, 0, 3, 3),
+        # It has set its scheduler to the new epoch by its own steps.
+        (0, 2, 3, 3, 3, 3),
+        # In the middle of an epoch.
+        (0, 3, 0, 3, 0, 3),
+        # Stepped with each push, or from the second epoch on.
+        (0, 8, 3, 3, 0, 8),
+        (0, 1, 3, 3, 0, 1),
+        # The rate of a script that has loaded more steps than the job has taken.
+        (2, 1, 0, 0, 0, 2),
+    ],
+)
+def test_the_step_at_the_end_of_an_epoch_that_the_job_has_left_is_taken(
+    name: str,
+    loaded: int,
+    taken: int,
+    new_epoch: int,
+    begins_with: int,
+    own_count: int,
+    expected: int,
+) -> None:
+    optimizer, scheduler, schedules = made(name)
+    for _ in range(loaded):
+        scheduler.step()
+    before = schedules.steps
+    schedules.catch_up(before, (taken,))
+    schedules.await_script(before, (taken,), new_epoch)
+    if begins_with != new_epoch:
+        schedules.draw(begins_with)
+    for _ in range(own_count):
+        scheduler.step()
+    for _ in range(2):
+        schedules.draw(max(new_epoch, begins_with))
+    schedules.end_wait()
+    assert schedules.steps == (expected,)
+    assert optimizer.param_groups[0]["lr"] == rate_after(name, expected)
+
+
+def test_without_a_loader_no_step_of_an_epoch_is_due() -> None:
+    _, _, schedules = made("exponential")
+    schedules.catch_up((0,), (1,))
+    schedules.await_script((0,), (1,), 2)
+    schedules.end_wait()
+    schedules.draw(2)
+    assert schedules.steps == (1,)
+
+
 def test_a_scheduler_that_waits_is_what_it_was_to_a_script() -> None:
     _, scheduler, schedules = made("exponential")
     before = set(scheduler.state_dict())

@@ -375,6 +375,21 @@ def test_the_first_epoch_that_is_not_over_is_told() -> None:
     assert ledger.first_open("other") == 0
 
 
+def test_an_epoch_is_new_until_anything_of_it_is_trained() -> None:
+    ledger = DataLedger(1)
+    assert ledger.is_new("loader")
+    shape = EpochShape(position_count=4, batch_size=2, drop_last=False)
+    for number in range(2):
+        ledger.open_epoch(key("a"), "loader", number, shape)
+        opened = ledger.epochs()[number]
+        ranges = opened.lease(key("a"), (), 2)
+        assert ledger.is_new("loader")
+        opened.consume(key("a"), tuple(ranges[:1]))
+        assert not ledger.is_new("loader")
+        opened.consume(key("a"), tuple(ranges[1:]))
+        assert ledger.is_new("loader")
+
+
 # How often a sample may have been pushed
 
 
