@@ -151,7 +151,8 @@ def takes_credentials(command: Callable[..., None]) -> Callable[..., None]:
         for name, (variable, _) in _CREDENTIAL_OPTIONS.items():
             path = arguments.pop(name)
             if path is not None:
-                os.environ[variable] = str(path)
+                # Read again later, when the process may be in another folder.
+                os.environ[variable] = str(path.absolute())
         try:
             Credentials.from_environment()
         except CredentialsError as error:

@@ -71,7 +71,12 @@ class Certificates:
         Raises:
             CredentialsError: They can't be used; the text says why.
         """
-        self.files = files
+        # A script may change its folder before they are read again.
+        files = self.files = TlsFiles(
+            ca=files.ca and files.ca.absolute(),
+            certificate=files.certificate and files.certificate.absolute(),
+            key=files.key and files.key.absolute(),
+        )
         self._wall_s = wall_s
         self._monotonic_s = monotonic_s
         self._lock = threading.Lock()

@@ -16,6 +16,7 @@ from psserver.edge.coordinator_settings import CoordinatorSettings, ShardLossPol
 from pswire.addresses import Address, parse_address
 from pswire.limits import CHUNK_BYTES_MAX
 from pswire.membership import LossPolicy, Mode, StepAtomicity
+from pswire.security.credentials import Credentials, TlsFiles
 
 CHUNK_KIB_MAX: Final = CHUNK_BYTES_MAX >> 10
 
@@ -34,6 +35,32 @@ def settings_of(**changes: Any) -> CoordinatorSettings:  # noqa: ANN401, fields 
 
 def notes_of(**changes: Any) -> str:  # noqa: ANN401, fields of a config
     return "\n".join(replace(PLAIN, **changes).notes())
+
+
+LOOPBACK = Address("127.0.0.1", 0)
+EVERYWHERE = Address("0.0.0.0", 0)
+OF_A_CLIENT = Credentials(tls=TlsFiles(ca=Path("ca.pem")))
+CERTIFIED = Credentials(tls=TlsFiles(certificate=Path("c.pem"), key=Path("k.pem")))
+MUTUAL = Credentials(
+    tls=TlsFiles(ca=Path("ca.pem"), certificate=Path("c.pem"), key=Path("k.pem"))
+)
+
+
+@pytest.mark.parametrize(
+    ("credentials", "tokens", "demands_certificates"),
+    [
+        (MUTUAL, None, True),
+        (MUTUAL, Path("tokens.json"), False),
+        (CERTIFIED, Path("tokens.json"), False),
+    ],
+)
+def test_what_is_protected_may_listen_everywhere(
+    credentials: Credentials, tokens: Path | None, demands_certificates: bool
+) -> None:
+    listen = ListenConfig(address=EVERYWHERE, credentials=credentials, tokens=tokens)
+    listen.validate()
+    assert listen.missing_protection == ""
+    assert listen.demands_certificates is demands_certificates
 
 
 @pytest.mark.parametrize(
@@ -103,6 +130,14 @@ def notes_of(**changes: Any) -> str:  # noqa: ANN401, fields of a config
                 )
             },
             ["without encryption: whoever sees its packets has the tokens"],
+        ),
+        (
+            {"listen": ListenConfig(address=EVERYWHERE, credentials=CERTIFIED)},
+            ["--listen 0.0.0.0:0", "without authentication: anyone who reaches"],
+        ),
+        (
+            {"listen": ListenConfig(address=LOOPBACK, credentials=OF_A_CLIENT)},
+            ["--tls-ca is there without --tls-cert and --tls-key", "psctl tls init"],
         ),
     ],
 )

@@ -93,6 +93,20 @@ def test_files_that_are_replaced_one_by_one_are_in_force_together(
     )
 
 
+def test_files_are_read_again_though_the_process_is_in_another_folder(
+    made: MadeCertificates, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(made.folder / "reader")
+    names = (tls.CA_FILE, tls.CERTIFICATE_FILE, tls.KEY_FILE)
+    ca, certificate, key = map(Path, names)
+    certificates = clock.certificates(TlsFiles(ca=ca, certificate=certificate, key=key))
+    monkeypatch.chdir(made.folder)
+    new = renewed(made)
+    made.replace("reader", new)
+    clock.move(1.0)
+    assert certificates.current().pair == (new[tls.KEY_FILE], new[tls.CERTIFICATE_FILE])
+
+
 def cut_in_half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:200])
 
