@@ -1,15 +1,17 @@
 """Readers of what is on this machine, and of what workers tell each other."""
 
+import math
 import os
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from torch.utils.data import RandomSampler
 
+from psserver.edge.limits import Limits
 from pswire.addresses import parse_address
 from pswire.compression import Compression
 from pswire.failpoints import FailpointError, parse_failpoints
@@ -88,6 +90,14 @@ def _take_environment(data: bytes) -> None:
     count_text(environ)
 
 
+def _take_limits(data: bytes) -> None:
+    """Values of `--limit`, or of PS_LIMITS."""
+    limits = Limits.parse(data.decode("utf-8", "surrogateescape").split(" "))
+    with taken():
+        for each in fields(limits):
+            assert math.isfinite(getattr(limits, each.name))
+
+
 def _take_identity(data: bytes) -> None:
     """An alternative name of a certificate."""
     identity = Identity.from_uri(data.decode("utf-8", "replace"))
@@ -153,6 +163,7 @@ LOCAL: Final = (
     Target("offer", _take_offer, (SegmentError,)),
     Target("answer", _take_answer, (SegmentError,)),
     Target("environment", _take_environment, (ConfigurationError,)),
+    Target("limits", _take_limits, (ValueError,)),
     Target("identity", _take_identity, ()),
     Target("failpoints", _take_failpoints, (FailpointError,)),
     Target("address", _take_address, (ValueError,)),

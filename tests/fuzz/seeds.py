@@ -31,11 +31,13 @@ from pswire.data_codec import (
     report_fields,
     split_message,
 )
-from pswire.encodings.change import pack_change
+from pswire.encodings.change import digest_of, pack_change
+from pswire.encodings.codec import added
 from pswire.encodings.known import ENCODINGS
 from pswire.error_details import trailing_metadata
 from pswire.failpoints import FAILPOINTS
 from pswire.frames import (
+    ENCODING_CHANGE,
     ENCODING_SPARSE_ROWS,
     REQUEST_CHUNK_FIELD,
     REQUEST_HEADER_FIELD,
@@ -62,7 +64,7 @@ from pswire.recorded_split import RecordedSplit
 from pswire.schema_codec import optimizer_to_message, terms_fields
 from pswire.security.roles import Identity, Role
 from pswire.security.token_store import TokenEntry, TokenStore
-from pswire.security.tokens import digest_of
+from pswire.security.tokens import digest_of as token_digest
 from pswire.shared_memory.layout import SegmentHeader, SegmentKind, SharedRun
 from pswire.slice_rows import SliceRows, pack_rows
 from pswire.v1 import coordinator_service_pb2 as control
@@ -198,8 +200,18 @@ def _wire_seeds() -> Iterator[tuple[str, Iterable[bytes]]]:
     yield "encodings", map(bytes.__add__, heads, encoded.values())
     yield "change", [pack_change(1, 2, each) + b"data" for each in encoded]
     yield "snapshot_chunks", [raw]
+    yield "values", [raw, _changed_values(), *chunks]
     yield "optimizer_state", list(encode_state(state))
     yield "error_details", [trailing_metadata(each)[0][1] for each in refusals]
+
+
+def _changed_values() -> bytes:
+    """Zeros, and what they change by."""
+    int8, values = ENCODINGS["int8"], torch.from_numpy(VALUES)
+    data = int8.codec().encode(values)
+    after = added(torch.zeros(len(VALUES)), int8.codec().decode(memoryview(data), 41))
+    head = pack_change(digest_of(torch.zeros(41)), digest_of(after), int8)
+    return _chunk(data=head + data, encoding=ENCODING_CHANGE)
 
 
 def _chunk(**fields: Any) -> bytes:  # noqa: ANN401, as they are
@@ -419,14 +431,14 @@ def _credential_seeds() -> Iterator[tuple[str, Iterable[bytes]]]:
         TokenEntry(
             token_id="a1b2",
             identity=Identity(Role.WORKER, "w0", "token a1b2"),
-            digest=digest_of("a"),
+            digest=token_digest("a"),
             created=created,
             expires=created + timedelta(days=1),
         ),
         TokenEntry(
             token_id="c3",
             identity=Identity(Role.ADMIN, "", "token c3"),
-            digest=digest_of("c"),
+            digest=token_digest("c"),
             created=created,
         ),
     )
@@ -471,6 +483,7 @@ def _local_seeds() -> Iterator[tuple[str, Iterable[bytes]]]:
         "failpoints",
         [f"{next(iter(FAILPOINTS))}=delay(20)@3; worker.step=kill".encode()],
     )
+    yield "limits", [b"connections=64 step-s=2.5", b"tensors=1000"]
     yield "address", [b"host:1", b"[::1]:7070", b"127.0.0.1:0"]
     yield "compression", [b"push=topk pull=int8 ratio=0.01", b""]
     yield "recipe", [SPLIT.recipe.to_json().encode()]

@@ -23,6 +23,7 @@ from psserver.shard.rpc.push_codec import (
     push_id,
     worker_choice,
 )
+from pswire.compression import Compression
 from pswire.data_codec import (
     epoch_message,
     read_epoch,
@@ -76,6 +77,7 @@ from pswire.torch_types import buffer_of
 from pswire.v1 import coordinator_service_pb2 as control
 from pswire.v1 import membership_pb2, parameter_service_pb2, push_pb2
 from psworker.snapshots.snapshot_image import SnapshotImage
+from psworker.tensors.value_store import ValueStore
 from psworker.transport.messages import (
     reply_of,
     session_of,
@@ -268,6 +270,21 @@ def _take_snapshot_chunks(data: bytes) -> None:
         assert same(again.tensors(), image.tensors())
 
 
+def _take_values(data: bytes) -> None:
+    """Values that a shard sends, as a worker writes them into its model."""
+    tensors = [torch.zeros(entry.shape) for entry in SCHEMA.entries]
+    store = ValueStore(tensors, PLACEMENT, compression=Compression(pull="int8"))
+    for _, view in split_fields(data):
+        frame = decode_chunk(view)
+        before = [each.numpy().tobytes() for each in tensors]
+        try:
+            store.write(frame)
+        except Refusal:
+            after = [each.numpy().tobytes() for each in tensors]
+            assert after == before, "refused, and written in part"
+            raise
+
+
 def _take_state(data: bytes) -> None:
     state = decode_state(data)
     with taken():
@@ -333,6 +350,7 @@ WIRE: Final = (
     Target("encodings", _take_encoded, REFUSED),
     Target("change", lambda data: _drop(unpack_change(memoryview(data))), REFUSED),
     Target("snapshot_chunks", _take_snapshot_chunks, REFUSED),
+    Target("values", _take_values, REFUSED),
     Target("optimizer_state", _take_state, REFUSED),
     Target("error_details", _take_details, ()),
     Target("join", _take_join, REFUSED),
