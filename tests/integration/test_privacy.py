@@ -18,6 +18,7 @@ from psserver.edge.monotonic import now_ms
 from pswire.membership import Mode, StepAtomicity
 from psworker.optim.privacy import gaussian
 from psworker.transport.status_client import PrivacyStatus, status_of
+from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import Job, connect, run_workers
 from tests.integration.test_checkpoints import job_in, save
 
@@ -323,6 +324,41 @@ def test_what_was_pushed_before_a_return_to_a_checkpoint_stays_spent(
             step(model, optimizer, batch)
         # Once before the return, once since, and what was held went to a new start.
         assert status_in(job).participation_count == 3
+
+
+# What happens to a gradient of a batch that is another worker's by now.
+@pytest.mark.repeat
+def test_an_evicted_worker_goes_on_and_its_data_counts_again(tmp_path: Path) -> None:
+    built = {worker_id: build() for worker_id in ("w0", "w1")}
+    with (
+        Job(tmp_path, mode=Mode.ASP, lease_ttl_ms=1_500, sockets=True) as job,
+        FaultProxy(job.address) as proxy,
+        connect(job, "w0", address=proxy.address, step_timeout_s=40) as lost,
+        connect(job, "w1") as ps,
+    ):
+
+        def prepare(connection: psworker.Connection, worker_id: str) -> Any:  # noqa: ANN401
+            return connection.prepare(*built[worker_id], differential_privacy=privacy())
+
+        model, optimizer, loader = prepare(lost, "w0")
+        batches = iter(loader)
+        loss_of(model, *next(batches)).backward()
+        others = prepare(ps, "w1")
+        proxy.refuse()
+        job.wait_record(
+            lambda record: [m.worker.worker_id for m in record.members] == ["w1"]
+        )
+        for batch in others[2]:
+            step(others[0], others[1], batch)
+        proxy.heal()
+        optimizer.step()
+        assert lost.last_push is not None
+        assert lost.last_push.rejoined
+        optimizer.step()  # the same gradient, which counts for nothing
+        optimizer.zero_grad()
+        for batch in batches:
+            step(model, optimizer, batch)
+        assert status_in(job).participation_count == 2
 
 
 def test_the_example_trains_and_spends_what_its_page_says(

@@ -3299,8 +3299,8 @@ BUGS = (
         (
             Edit(
                 "psserver/coordinator/host/data_leases.py",
-                "        if privacy is None or count <= privacy.participation_max:\n",
-                "        if privacy is None or count:\n",
+                "        if count <= privacy.participation_max:\n",
+                "        if count:\n",
             ),
         ),
         tests=(

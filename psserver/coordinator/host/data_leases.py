@@ -190,8 +190,10 @@ class DataLeases:
         """
         terms = self._core.model.terms
         privacy = terms.privacy if terms is not None else None
+        if privacy is None:
+            return
         count = self._core.ledger.participation_count
-        if privacy is None or count <= privacy.participation_max:
+        if count <= privacy.participation_max:
             return
         before.put_back()
         spent_count = self._core.ledger.participation_count

@@ -220,6 +220,13 @@ def _begin_from(saved: SavedJob, store: JobStore, before: StartPoint | None) -> 
         generation=generation,
         participation_count_before=carried_over(spent_count, saved.epochs),
     )
+    if saved.terms.privacy is not None:
+        log.warning(
+            "differential privacy: how often samples were part of pushes is counted "
+            "as of %s; what was pushed after it, beyond the epochs that were open "
+            "then, is not known here, and has to be added to what `psctl status` says",
+            point,
+        )
     try:
         for split in saved.splits:
             store.write(Persist(split=split))

@@ -25,6 +25,7 @@ from pswire.checkpoint.manifest import MANIFEST, part_name
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import LossPolicy, Mode, StepAtomicity
+from pswire.privacy import Privacy
 from pswire.recorded_split import RecordedSplit
 from tests.doubles.checkpoints import save
 from tests.doubles.core_values import TERMS, key, record
@@ -148,6 +149,21 @@ def test_an_empty_folder_goes_on_from_the_checkpoint(
     assert point.participation_count_before == len(SAVED.epochs)
     assert replace(point, incarnation_floor=0, participation_count_before=0) == POINT
     assert point.incarnation_floor >= STARTS_PER_FLOOR + 4
+
+
+def test_a_private_job_says_what_of_its_budget_is_not_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    private = replace(TERMS, privacy=Privacy(1.0, 1.0, 1e-5, (4.0, 6.0, 8.0)))
+    with JobStore(tmp_path / "plain") as store:
+        restored_core(SETTINGS, store, 0, SAVED)
+    assert "differential privacy" not in caplog.text
+    with JobStore(tmp_path / "private") as store:
+        core = restored_core(SETTINGS, store, 0, replace(SAVED, terms=private))
+    assert "what was pushed after it" in caplog.text
+    assert core.model.terms == private
+    # The open epoch once as pushed before, and once as it goes on.
+    assert core.ledger.participation_count == 2
 
 
 def test_starts_of_before_are_told_apart_when_nothing_but_the_checkpoint_is_left(
