@@ -4,6 +4,7 @@ import json
 import os
 import ssl
 import stat
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ from psctl.tls import (
     renew,
     subjects_of,
 )
+from pswire.exit_codes import ExitCode
 from pswire.security.certificates import read_pem
 from pswire.security.roles import Identity, Role
 from tests.doubles.made_certificates import SERVER, MadeCertificates
@@ -247,6 +249,17 @@ def test_the_commands_print_json(tmp_path: Path) -> None:
     renewed = printed("tls", "renew", folder, "--json")
     assert (renewed["certificates"], renewed["kept_count"]) == ([], 5)
     assert len(printed("tls", "renew", folder, "--all", "--json")["certificates"]) == 5
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.delitem(sys.modules, "psctl.tls")
+    found = CliRunner().invoke(app, ["tls", "show", str(tmp_path)])
+    assert isinstance(found.exception, CommandError)
+    assert "pip install 'paramserver[tls]'" in str(found.exception)
+    assert found.exception.exit_code == ExitCode.BAD_CONFIGURATION
 
 
 def printed(*arguments: str) -> dict[str, list[dict[str, object]]]:
