@@ -14,7 +14,7 @@ from psctl.compare.attacks import Attack as Flip
 from psserver.coordinator.rpc.status_report import status_message
 from psserver.edge.monotonic import now_ms
 from pswire.aggregation import Aggregation, BadGradientPolicy
-from pswire.membership import Mode
+from pswire.membership import Mode, StepAtomicity
 from pswire.reasons import Refusal
 from tests.integration.job import WAIT_TIMEOUT_S, Job, connect, run_workers
 
@@ -58,10 +58,12 @@ def new_model() -> nn.Module:
     generator = torch.Generator().manual_seed(SEED)
     model = nn.Sequential(nn.Linear(64, 24), nn.BatchNorm1d(24), nn.Linear(24, 10))
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 drawn = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(drawn * parameter.shape[1] ** -0.5)
+            elif name.endswith("bias"):
+                parameter.zero_()
     return model
 
 
@@ -171,6 +173,63 @@ def test_rules_go_with_what_else_prepare_offers(
     rule: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     assert accuracy_under(tmp_path, rule, sign_flip, **options) > 0.7
+
+
+def test_backup_workers_choose_before_the_rule_does(tmp_path: Path) -> None:
+    with Job(
+        tmp_path,
+        workers_min=len(WORKERS),
+        aggregation=Aggregation.parse("multi-krum:f=2"),
+        bad_gradient_policy=BadGradientPolicy.REJECT,
+        backup_worker_count=1,
+        step_atomicity=StepAtomicity.CLOCK,
+    ) as job:
+
+        def work(worker_id: str) -> nn.Module:
+            attack = sign_flip if worker_id in BAD else None
+            return train(job, worker_id, attack=attack)[0]
+
+        model = run_workers(dict.fromkeys(WORKERS, work))["w6"]
+    assert DIGITS.accuracy(model.eval()) > 0.7
+
+
+def test_two_runs_have_the_same_bits(tmp_path: Path) -> None:
+    def values(folder: Path) -> list[torch.Tensor]:
+        rule = Aggregation.parse("multi-krum:f=2")
+        with Job(folder, workers_min=len(WORKERS), aggregation=rule) as job:
+            results = run_workers(
+                dict.fromkeys(
+                    WORKERS, lambda w: train(job, w, step_count=4, clip_grad_norm=0.5)
+                )
+            )
+        return list(results["w1"][0].state_dict().values())
+
+    for one, other in zip(
+        values(tmp_path / "one"), values(tmp_path / "other"), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_each_of_two_optimizers_has_its_own_clocks(tmp_path: Path) -> None:
+    def work(worker_id: str) -> list[float]:
+        model = nn.ParameterList([torch.zeros(2), torch.zeros(3)])
+        with connect(job, worker_id) as ps:
+            model, first, second = ps.prepare(
+                model,
+                torch.optim.SGD(model[:1], lr=1.0),
+                torch.optim.SGD(model[1:], lr=1.0),
+            )
+            for optimizer, parameter in ((first, model[0]), (second, model[1])) * 2:
+                size = 100.0 if worker_id in BAD else float(worker_id[1])
+                parameter.grad = torch.full_like(parameter, size)
+                optimizer.step()
+            return [float(each.detach()[0]) for each in model]
+
+    rule = Aggregation.parse("median")
+    with Job(tmp_path, workers_min=len(WORKERS), aggregation=rule) as job:
+        results = run_workers(dict.fromkeys(WORKERS, work))
+    # Of 1, 2, 4, 5, 6 and twice 100.
+    assert results["w1"] == [-10.0, -10.0]
 
 
 # Large gradients
