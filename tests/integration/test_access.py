@@ -1,7 +1,6 @@
 """Who may call what: every method of both daemons, by gRPC."""
 
 import logging
-import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -344,18 +343,20 @@ def test_tokens_are_rotated_and_revoked_while_a_job_trains(
 
 @pytest.mark.timeout(240)
 def test_a_job_of_processes_runs_with_tokens(tmp_path: Path, nursery: Nursery) -> None:
-    """A supervisor with its children, a host group, and one that may not train."""
+    """Daemons, a host group, and one that may not train."""
     tokens = JobTokens(tmp_path)
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     with Processes(tmp_path, nursery, launches=True) as processes:
+        asked = f"--tokens={tokens.store}"
         processes.start_daemon(
-            "local",
-            *("local", "--listen=127.0.0.1:0", "--shards=2"),
-            f"--tokens={tokens.store}",
+            *("coordinator", "coordinator", "--listen=127.0.0.1:0", "--shards=1"), asked
+        )
+        coordinator = processes.address("coordinator")
+        processes.start_daemon(
+            *("shard", "shard", f"--coordinator={coordinator}", asked),
             f"--token-file={tokens.path('shard')}",
         )
-        coordinator = processes.address("local")
         for name, file_name in (("reader", "reader"), ("group", "worker")):
             processes.start(
                 name,
@@ -369,8 +370,6 @@ def test_a_job_of_processes_runs_with_tokens(tmp_path: Path, nursery: Nursery) -
         assert processes.code("group") == ExitCode.DONE
         shown = sorted(processes.rest("group"))
         assert shown == [f"[p{index}] value -3.0" for index in range(2)]
-        processes.send("local", signal.SIGTERM)
-        assert processes.code("local") == ExitCode.DONE
 
 
 async def test_a_certificate_is_of_a_role_and_of_a_worker(tmp_path: Path) -> None:

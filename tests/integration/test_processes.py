@@ -14,6 +14,7 @@ import psworker
 from pswire.exit_codes import ExitCode
 from tests.doubles.children import Nursery
 from tests.doubles.free_addresses import free_address
+from tests.doubles.job_tokens import JobTokens
 from tests.integration.job import Job, connect, run_workers
 from tests.integration.processes import Processes
 
@@ -202,16 +203,21 @@ def test_a_port_in_use_is_told_without_a_traceback(
 def test_a_local_job_that_is_stopped_has_not_failed(
     tmp_path: Path, nursery: Nursery
 ) -> None:
+    """Nor has one that asks for tokens: its shards have the supervisor's."""
+    tokens = JobTokens(tmp_path)
     script = tmp_path / "train.py"
     script.write_text(WORKER)
     with Processes(tmp_path, nursery, launches=True) as processes:
         processes.start_daemon(
             "local",
             *("local", "--listen=127.0.0.1:0", "--shards=2", "--lease-ttl=1"),
+            *(f"--tokens={tokens.store}", f"--token-file={tokens.path('shard')}"),
         )
         coordinator = processes.address("local")
         processes.start(
-            "worker", str(script), str(1_000_000), PS_COORDINATOR=coordinator
+            *("worker", str(script), str(1_000_000)),
+            PS_COORDINATOR=coordinator,
+            PS_TOKEN_FILE=str(tokens.path("worker")),
         )
         assert processes.line("worker") == "clock 1"
         processes.send("local", signal.SIGINT)
