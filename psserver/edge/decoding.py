@@ -99,9 +99,13 @@ async def decoded(kind: type[Received], data: bytes | memoryview) -> Received:
 
 async def parsed(byte_count: int, parse: Callable[[], Result]) -> Result:
     """What `parse` returns, called by the thread if it is about many bytes."""
-    if byte_count < LARGE_BYTES_MIN:
-        return parse()
-    return await asyncio.get_running_loop().run_in_executor(_thread, parse)
+    if byte_count >= LARGE_BYTES_MIN:
+        try:
+            parsing = asyncio.get_running_loop().run_in_executor(_thread, parse)
+        except RuntimeError:  # no thread can be started, and a step must not wait
+            return parse()
+        return await parsing
+    return parse()
 
 
 def worker_key(identity: membership_pb2.WorkerIdentity) -> WorkerKey:

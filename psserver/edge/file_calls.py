@@ -1,6 +1,7 @@
 """Calls that take long, of a disk, a store or memory, each in a thread of its own."""
 
 import asyncio
+import logging
 import os
 import sys
 import threading
@@ -9,7 +10,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
+from psserver.logs import RefusalLog
+
 Result = TypeVar("Result")
+
+THREAD_RETRY_S: Final = 1.0
+"""Between two tries to start a thread, where the system allows none just now."""
+
+_log: Final = RefusalLog(logging.getLogger("psserver"))
 
 _BACKGROUND_NICENESS: Final = 10
 """Of threads that work beside training: a tenth of a processor that others want. The
@@ -47,5 +55,11 @@ async def in_thread(
         with suppress(RuntimeError):  # the loop is closed: the process ends
             loop.call_soon_threadsafe(settle, do)
 
-    threading.Thread(target=run, name="files", daemon=True).start()
+    while True:
+        try:
+            threading.Thread(target=run, name="files", daemon=True).start()
+            break
+        except RuntimeError as error:  # the process, or its user, has too many
+            _log.warning("work on files waits, and steps go on: %s", error)
+            await asyncio.sleep(THREAD_RETRY_S)
     return await future

@@ -576,7 +576,9 @@ ROWS: Final[dict[str, Row]] = {
         lambda t: pushed(t, t.header(), t.trailer(gradient_norm=math.nan)), IA, "norm"
     ),
     "34 norm above the most": row(
-        lambda t: pushed(t, t.header(), t.trailer(gradient_norm=1e19)), IA, "norm"
+        lambda t: pushed(t, t.header(), t.trailer(gradient_norm=1e19)),
+        IA,
+        "norm 1e\\+19",
     ),
     **{
         f"37 lr {value}": row(

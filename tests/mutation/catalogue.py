@@ -1748,6 +1748,19 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "work on files ends where no thread can be started",
+        (
+            Edit(
+                "psserver/edge/file_calls.py",
+                "            await asyncio.sleep(THREAD_RETRY_S)\n",
+                "            raise\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_file_calls.py::test_work_waits_for_a_thread_where_the_system_allows_none",
+        ),
+    ),
+    PlantedBug(
         "connections take every descriptor",
         (
             Edit(

@@ -7,6 +7,7 @@ taken, so that a coordinator's restart costs a shard nothing but time.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc
@@ -16,6 +17,7 @@ from psserver.edge.cut_codec import cut_request, part_request, read_place
 from psserver.edge.cut_report import CutReport
 from psserver.edge.fence_codec import fence_request
 from psserver.edge.fence_report import FenceReport
+from psserver.edge.file_calls import in_thread
 from psserver.edge.memory_grant import MemoryGrant
 from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.shard_host import Report, ShardHost
@@ -225,8 +227,8 @@ async def _why(address: str, error: grpc.aio.AioRpcError) -> str:
     if "Socket closed" not in text:
         return text
     own = certificates_of(Credentials.from_environment())
-    problem = await asyncio.to_thread(
-        handshake_problem, parse_address(address), own, CALL_TIMEOUT_S
+    problem = await in_thread(
+        partial(handshake_problem, parse_address(address), own, CALL_TIMEOUT_S)
     )
     return problem or text
 

@@ -256,6 +256,7 @@ class PushCall:
         Asked when a call has been quiet: of a sender that ends its call reading ends
         too, just before gRPC ends the call, and it is sent nothing.
         """
+        self.session.check()  # it may have failed while the wait ended
         if self.is_ahead and self._reader is not None and self._reader.done():
             raise Refusal(
                 ErrorReason.MALFORMED_MESSAGE, "the push ended without its trailer"
