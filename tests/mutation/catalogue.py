@@ -1510,8 +1510,8 @@ BUGS = (
         (
             Edit(
                 "psserver/edge/decoding.py",
-                "    if byte_count < LARGE_BYTES_MIN:\n",
-                "    if byte_count >= 0:\n",
+                "    if byte_count >= LARGE_BYTES_MIN:\n",
+                "    if byte_count < 0:\n",
             ),
         ),
         tests=("tests/unit/psserver/edge/test_decoding.py",),
