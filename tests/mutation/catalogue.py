@@ -2913,6 +2913,19 @@ BUGS = (
         tests=("tests/unit/psserver/coordinator/core/test_core_ledger.py",),
     ),
     PlantedBug(
+        "a checkpoint of before a field was added is called damaged",
+        (
+            Edit(
+                f"{CHECKPOINTS}/manifest.py",
+                '    added=["privacy"],\n',
+                "    added=[],\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/storage/test_hostile_manifests.py::test_a_file_of_before_a_field_was_added_is_good",
+        ),
+    ),
+    PlantedBug(
         "a loaded scheduler's steps of before the job left out of the job's",
         (
             Edit(

@@ -80,7 +80,8 @@ _EPOCH: Final = fields(
         "repeated_count": _COUNT,
         "taken_back": _RUNS,
         "repetition_max": _COUNT,
-    }
+    },
+    added=["taken_back", "repetition_max"],
 )
 _JOB: Final = fields(
     {
@@ -98,7 +99,8 @@ _JOB: Final = fields(
                 }
             )
         ),
-    }
+    },
+    added=["participation_count_before"],
 )
 
 

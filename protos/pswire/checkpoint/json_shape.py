@@ -4,7 +4,7 @@ A file may be any bytes that somebody has sealed: what is wrong is said by the f
 by what was expected there, before anything is made of it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from pswire.checkpoint.errors import DamagedError
@@ -111,15 +111,24 @@ def names_of(shape: Shape) -> Shape:
     return check
 
 
-def fields(shapes: Mapping[str, Shape]) -> Shape:
-    """An object of just these fields."""
+def fields(shapes: Mapping[str, Shape], *, added: Collection[str] = ()) -> Shape:
+    """An object of just these fields.
+
+    Args:
+        shapes: Of each field.
+        added: Fields that files of before lack, which are as good.
+    """
 
     def check(value: object, place: str) -> None:
-        if not isinstance(value, dict) or set(value) != set(shapes):
+        if (
+            not isinstance(value, dict)
+            or set(shapes) - {*value, *added}
+            or (set(value) - set(shapes))
+        ):
             found = sorted(value) if isinstance(value, dict) else value
             _refuse(found, place, f"an object of {', '.join(shapes)}")
             return
-        for name, shape in shapes.items():
-            shape(value[name], f"{place}.{name}")
+        for name in value:
+            shapes[name](value[name], f"{place}.{name}")
 
     return check

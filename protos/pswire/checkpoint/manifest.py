@@ -121,7 +121,8 @@ _TERMS: Final = fields(
                 }
             )
         ),
-    }
+    },
+    added=["privacy"],
 )
 _BODY: Final = fields(
     {

@@ -75,7 +75,9 @@ def saved_job_of(manifest: Manifest, url: str) -> SavedJob:
                 mode=manifest.mode,
                 staleness_bound=record.staleness_bound,
                 generation=record.generation,
-                participation_count_before=int(data["participation_count_before"]),
+                participation_count_before=int(
+                    data.get("participation_count_before", 0)
+                ),
             ),
             terms=manifest.terms,
             epochs=tuple(

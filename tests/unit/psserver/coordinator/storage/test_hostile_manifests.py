@@ -90,6 +90,20 @@ def test_a_field_that_is_missing_or_of_no_release_is_refused() -> None:
             Manifest.from_json(_sealed(1, body))
 
 
+def test_a_file_of_before_a_field_was_added_is_good() -> None:
+    body = copy.deepcopy(BODY)
+    del body["terms"]["privacy"], body["job"]["participation_count_before"]
+    for _, _, epoch in body["job"]["epochs"]:
+        del epoch["repetition_max"], epoch["taken_back"]
+    assert body["job"]["epochs"]
+    read, now = (
+        saved_job_of(Manifest.from_json(_sealed(1, each)), "/checkpoints")
+        for each in (body, BODY)
+    )
+    assert (read.terms, read.point) == (now.terms, now.point)
+    assert [e.repetition_max for e in read.epochs] == [0] * len(now.epochs)
+
+
 def started(folder: CheckpointFolder, state_dir: Path) -> CoordinatorCore:
     """A coordinator's core, and the same again from its state folder."""
     settings = CoordinatorSettings(job_id="job", shard_count=2)
