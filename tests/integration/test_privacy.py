@@ -361,6 +361,7 @@ def test_an_evicted_worker_goes_on_and_its_data_counts_again(tmp_path: Path) -> 
         assert status_in(job).participation_count == 2
 
 
+@pytest.mark.repeat
 def test_the_example_trains_and_spends_what_its_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
