@@ -114,9 +114,14 @@ def compare(
         ),
     ] = None,
     samples: Annotated[
-        int,
-        count_option("Samples in updates, the same for each run.", most=1_000_000_000),
-    ] = 25_600,
+        int | None,
+        count_option(
+            "Samples in updates, the same for each run; 25,600, with --attack 76,800 "
+            "by default.",
+            most=1_000_000_000,
+            show_default=False,
+        ),
+    ] = None,
     modes: Annotated[
         str,
         typer.Option(metavar="LIST", help="Any of bsp, bsp+B, ssp:S and asp."),
@@ -189,7 +194,7 @@ def compare(
             attack,
             rules,
             worker_count=8 if workers is None else workers,
-            sample_count=samples,
+            sample_count=76_800 if samples is None else samples,
             seed=seed,
             snapshot_interval_s=snapshot_interval,
             out=out,
@@ -197,6 +202,7 @@ def compare(
         )
         return
     workers = 4 if workers is None else workers
+    samples = 25_600 if samples is None else samples
     from psctl.compare.command import run_comparison
     from psctl.compare.loads import parse_loads
     from psctl.compare.modes import parse_modes

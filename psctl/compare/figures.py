@@ -22,6 +22,7 @@ class RunConditions:
         gradient_count: Gradients in updates after which it ends.
         base_s: Time of an undisturbed step.
         seed: Of data and delays.
+        rate_share: Of the learning rate that the mode would have.
         aggregation: What the gradients of a clock become.
         attack: What the first workers do instead of training, if they do.
     """
@@ -33,6 +34,7 @@ class RunConditions:
     gradient_count: int
     base_s: float
     seed: int
+    rate_share: float = 1.0
     aggregation: str = str(MEAN)
     attack: Attack | None = None
 

@@ -26,6 +26,9 @@ from psworker import event_loop
 
 DIFFERENCE_MAX: Final = 0.02
 """Of accuracy, that an attack may cost a rule which bears it."""
+RATE_SHARE: Final = 0.5
+"""Of the rate of `psctl compare`. Workers that do harm pull a median their way, towards
+steps that are too large for the rate which is best without them."""
 _ROUNDING: Final = 1e-9
 
 
@@ -128,6 +131,7 @@ def _run(
         batch_size=task.batch_size,
         gradient_count=clock_count * settings.worker_count,
         base_s=0.0,
+        rate_share=RATE_SHARE,
         seed=settings.seed,
         aggregation=str(rule),
         attack=attack,

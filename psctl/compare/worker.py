@@ -103,7 +103,7 @@ class Trainer:
         began_s = time.monotonic()
         rate = learning_rate(self._conditions.gradients_per_update, self._progress)
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * self._conditions.rate_share
         positions = next(self._batches)
         loss = self._criterion(
             self._model(self._images[positions]), self._labels[positions]

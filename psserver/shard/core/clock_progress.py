@@ -51,7 +51,9 @@ class ClockProgress:
     def counted_pushes_of(self, clock: int) -> tuple[PushId, ...]:
         """The pushes that a clock consists of, in the order of worker ids."""
         choice = self.commits.committed(clock)
-        bad = self._bad_workers(clock, self.entries(clock))
+        # Asked for with each chunk; a clock that bad gradients skip applies none.
+        is_skipping = self._state.rules.update.skips_bad
+        bad = () if is_skipping else self._bad_workers(clock, self.entries(clock))
         return tuple(
             push
             for push in self.pushes_of(clock)

@@ -7,6 +7,7 @@ from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.core.shard_memory import PROCESS_BYTES, ModelMemory
 from psserver.edge.coordinator_settings import CheckpointSettings, CoordinatorSettings
 from psserver.edge.memory_grant import MemoryGrant
+from pswire.aggregation import Aggregation
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.job_terms import JobTerms
 from pswire.membership import Mode, WorkerState
@@ -214,6 +215,18 @@ def test_gradients_of_several_members_count_in_bsp() -> None:
     with pytest.raises(Refusal, match=r"for members 8\.0 MiB"):
         join(job(tight, workers_min=2), SMALL, spec)
     join(job(tight, workers_min=2, mode=Mode.ASP), SMALL, spec)
+
+
+def test_looking_at_gradients_one_by_one_counts() -> None:
+    room = PROCESS_BYTES + (30 << 20)
+    spec = optimizer("SGD", 0, lr=1.0)
+    join(job(room, workers_min=2), SMALL, spec)
+    # Two gradients, and four threads on each of two shards with four chunks of them.
+    rule = Aggregation.parse("median")
+    with pytest.raises(Refusal, match=r"for members 128\.0 MiB"):
+        join(job(room, workers_min=2, aggregation=rule), SMALL, spec)
+    with pytest.raises(Refusal, match=r"for members 128\.0 MiB"):
+        join(job(room, workers_min=2, gradient_norm_max=1.0), SMALL, spec)
 
 
 def test_the_copy_for_checkpoints_counts_where_some_are_made() -> None:
