@@ -45,8 +45,9 @@ MESSAGE_BYTES_MAX: Final = 8 << 20
 """Limit on a message, and all that a call may claim of memory: it has room for the rows
 of a sparse gradient in one chunk, of 8 bytes and more, and the number of each."""
 
-PRODUCT_COUNT_MAX: Final = 1 << 19
-"""Inner products of gradients that a commit brings, of all shards: 4 MiB."""
+PRODUCT_COUNT_MAX: Final = 1 << 17
+"""Inner products of gradients that a commit brings, of all shards: 1 MiB, from which a
+shard works out within half a second what they make."""
 
 NAME_BYTES_MAX: Final = 1024
 """Longest name of a tensor, model, optimizer, loader or worker, in UTF-8 bytes."""

@@ -993,8 +993,8 @@ class CoordinatorCore:
             raise Refusal(
                 ErrorReason.LIMIT_EXCEEDED,
                 f"the distances between the gradients of {worker_count} workers on "
-                f"{self.settings.shard_count} shards do not go in one message: use "
-                "fewer workers, or another --aggregation",
+                f"{self.settings.shard_count} shards are more than a commit brings: "
+                "use fewer workers, or another --aggregation",
             )
 
     def _check_fits(self, model: JobModel) -> None:

@@ -8,7 +8,7 @@ import pytest
 from psserver.coordinator.core.clip_commit import measured_commit, orphaned_clock
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
-from pswire.aggregation import UpdateRules
+from pswire.aggregation import Aggregation, UpdateRules
 from pswire.clipping import gradient_scale
 from pswire.membership import (
     ClockChoice,
@@ -280,3 +280,25 @@ def test_what_a_shard_has_committed_counts_before_what_was_chosen() -> None:
     job.send(1, chosen_of(job, 1, committed=done))
 
     assert job.record.commit == done
+
+
+def test_a_worker_too_many_for_the_distances_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Of three workers there are six products on each of two shards.
+    monkeypatch.setattr(
+        "psserver.coordinator.core.coordinator.PRODUCT_COUNT_MAX", 2 * 6
+    )
+    settings = CoordinatorSettings(
+        job_id="job", shard_count=2, aggregation=Aggregation.parse("krum:f=1")
+    )
+    job = DrivenCoordinator.running("a", "b", "c", settings=settings)
+
+    with pytest.raises(Refusal) as caught:
+        job.add_worker("d")
+
+    assert caught.value.reason is ErrorReason.LIMIT_EXCEEDED
+    assert caught.value.text.startswith(
+        "the distances between the gradients of 4 workers on 2 shards are more than a "
+        "commit brings"
+    )
