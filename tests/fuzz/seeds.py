@@ -34,7 +34,7 @@ from pswire.data_codec import (
 from pswire.encodings.change import digest_of, pack_change
 from pswire.encodings.codec import added
 from pswire.encodings.known import ENCODINGS
-from pswire.error_details import trailing_metadata
+from pswire.error_details import DETAILS_KEY, trailing_metadata
 from pswire.failpoints import FAILPOINTS
 from pswire.frames import (
     ENCODING_CHANGE,
@@ -189,6 +189,7 @@ def _wire_seeds() -> Iterator[tuple[str, Iterable[bytes]]]:
     refusals = (
         Refusal(ErrorReason.CHUNK_INVALID, "chunk 3 is too long", chunk_index=3),
         Refusal(ErrorReason.LIMIT_EXCEEDED, "too many", cure="send fewer"),
+        Refusal(ErrorReason.BUSY, "this process is full"),
     )
     bits = bits_to_bytes((True, False, True) * 3 + (True,) * 2)
     yield "chunks", [raw, sparse, shared, shared + shared, *chunks]
@@ -202,7 +203,10 @@ def _wire_seeds() -> Iterator[tuple[str, Iterable[bytes]]]:
     yield "snapshot_chunks", [raw]
     yield "values", [raw, _changed_values(), *chunks]
     yield "optimizer_state", list(encode_state(state))
-    yield "error_details", [trailing_metadata(each)[0][1] for each in refusals]
+    yield (
+        "error_details",
+        [dict(trailing_metadata(each))[DETAILS_KEY] for each in refusals],
+    )
 
 
 def _changed_values() -> bytes:

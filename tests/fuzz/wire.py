@@ -310,7 +310,8 @@ def _take_details(data: bytes) -> None:
     refusal = refusal_from_rpc_error(_Failed(data))
     if refusal is not None:
         with taken():
-            ((_, written),) = trailing_metadata(refusal)
+            written = dict(trailing_metadata(refusal))[DETAILS_KEY]
+            assert isinstance(written, bytes)
             assert len(written) <= STATUS_BYTES_MAX
             again = refusal_from_rpc_error(_Failed(written))
             assert again is not None
