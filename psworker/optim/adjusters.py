@@ -1,8 +1,9 @@
 """What adjusts an optimizer between its steps: schedulers and loss scales.
 
 A push has the number of steps that each scheduler of its worker has taken. Those of a
-worker that joins later take as many. Until its first step it may be one behind, since
-the others step theirs after their push; that step shows where they are at one clock.
+worker that joins later take as many, and one more where the last pushes show that one
+comes after each. Where they do not, it may be one behind until its first step, which
+shows where the others are at one clock.
 
 A script steps some schedulers at the end of each epoch, also of those that are over,
 which yield nothing to it. These steps are among those that the job has taken.

@@ -268,7 +268,8 @@ class PreparedOptimizer(Optimizer):
             self.loss_scales.note(self, result)
         if self._is_late and not (result and result.dropped):
             self._is_late = False
-            self._catch_up(before)
+            settings = self._steps.settings_used(self.name)
+            self._catch_up(before, settings.scheduler_steps, settings)
 
     def follow(
         self, schedulers: Iterable[LRScheduler], *, is_late: bool, new_epoch: int = 0
@@ -287,7 +288,8 @@ class PreparedOptimizer(Optimizer):
             return
         setattr(self, _STEP_WAS_CALLED, True)  # by the job, before this worker joined
         before = self.schedules.steps
-        self.schedules.await_script(before, self._catch_up(before), new_epoch)
+        taken = self._catch_up_with_job(before)
+        self.schedules.await_script(before, taken, new_epoch)
         self._is_late = True
 
     def rewind(self, *, is_late: bool) -> None:
@@ -299,22 +301,33 @@ class PreparedOptimizer(Optimizer):
         self.schedules.begin_again()
         self._is_late = is_late and bool(self.schedules.steps)
         if is_late:
-            self._catch_up(self.schedules.steps)
+            self._catch_up_with_job(self.schedules.steps)
 
-    def _catch_up(self, before: tuple[int, ...]) -> tuple[int, ...]:
-        """Has schedulers that were at `before` take the steps that the job's have.
+    def _catch_up_with_job(self, before: tuple[int, ...]) -> tuple[int, ...]:
+        """Has schedulers take the steps that the job's will have at its next push.
+
+        This worker's own next push may be the one whose settings count.
 
         Returns:
             How many these are.
         """
         settings = self._steps.settings_used(self.name)
-        self.schedules.catch_up(before, settings.scheduler_steps)
+        self._catch_up(before, settings.next_scheduler_steps, settings)
+        return settings.next_scheduler_steps
+
+    def _catch_up(
+        self,
+        before: tuple[int, ...],
+        wanted: tuple[int, ...],
+        settings: OptimizerSettings,
+    ) -> None:
+        """Has schedulers that were at `before` take the steps that others' have."""
+        self.schedules.catch_up(before, wanted)
         if self.schedules.follows_metric or not before:
             # What has set the rates is not known here: only what they were.
             position = self.spec.hyperparameter_names.index("lr")
             for mine, theirs in zip(self.param_groups, settings.groups, strict=False):
                 set_hyperparameter(mine, "lr", theirs[position])
-        return settings.scheduler_steps
 
     @in_turn("next(loader)")
     def push_nothing(self) -> None:

@@ -130,6 +130,7 @@ def settings_used_of(
     return values.OptimizerSettings(
         tuple(tuple(group.values) for group in message.groups),
         tuple(message.scheduler_steps),
+        tuple(message.next_scheduler_steps),
     )
 
 

@@ -189,10 +189,13 @@ class OptimizerSettings:
     Attributes:
         groups: Hyperparameters of each group; none before the first update.
         scheduler_steps: Steps of the schedulers of whose hyperparameters counted.
+        next_scheduler_steps: Those that they have taken at their next push, as far as
+            the last ones show: a script steps some of them after each.
     """
 
     groups: tuple[tuple[float, ...], ...] = ()
     scheduler_steps: tuple[int, ...] = ()
+    next_scheduler_steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

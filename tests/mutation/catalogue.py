@@ -3542,4 +3542,15 @@ BUGS = (
             "tests/unit/psctl/test_tls.py::test_renewed_certificates_have_the_names_of_the_former_ones",
         ),
     ),
+    PlantedBug(
+        "a worker that joins takes the schedule of the last push for that of the next",
+        (
+            Edit(
+                "psserver/shard/rpc/optimizer_state_calls.py",
+                "next_scheduler_steps=state.settings_of_next()[optimizer].",
+                "next_scheduler_steps=used.",
+            ),
+        ),
+        tests=("tests/integration/test_late_schedules.py",),
+    ),
 )

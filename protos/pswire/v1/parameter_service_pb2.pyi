@@ -875,6 +875,7 @@ class OptimizerSettings(google.protobuf.message.Message):
 
     GROUPS_FIELD_NUMBER: builtins.int
     SCHEDULER_STEPS_FIELD_NUMBER: builtins.int
+    NEXT_SCHEDULER_STEPS_FIELD_NUMBER: builtins.int
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.GroupHyperparameters]:
         """Hyperparameters of each group. None before the first update."""
@@ -883,13 +884,18 @@ class OptimizerSettings(google.protobuf.message.Message):
     def scheduler_steps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """As in the trailer they came with."""
 
+    @property
+    def next_scheduler_steps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """As the trailer of the next push will have them, as far as the last ones show."""
+
     def __init__(
         self,
         *,
         groups: collections.abc.Iterable[pswire.v1.schema_pb2.GroupHyperparameters] | None = ...,
         scheduler_steps: collections.abc.Iterable[builtins.int] | None = ...,
+        next_scheduler_steps: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["groups", b"groups", "scheduler_steps", b"scheduler_steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["groups", b"groups", "next_scheduler_steps", b"next_scheduler_steps", "scheduler_steps", b"scheduler_steps"]) -> None: ...
 
 global___OptimizerSettings = OptimizerSettings
 

@@ -206,7 +206,8 @@ def _without_header(part: push_pb2.OptimizerStatePart) -> Refusal:
 
 
 def _settings(host: ShardHost, optimizer: str) -> messages.OptimizerSettings:
-    used = host.model.core.state.used.get(optimizer)
+    state = host.model.core.state
+    used = state.used.get(optimizer)
     if used is None:
         return messages.OptimizerSettings()
     return messages.OptimizerSettings(
@@ -215,4 +216,5 @@ def _settings(host: ShardHost, optimizer: str) -> messages.OptimizerSettings:
             for values in used.hyperparameters
         ],
         scheduler_steps=used.scheduler_steps,
+        next_scheduler_steps=state.settings_of_next()[optimizer].scheduler_steps,
     )
