@@ -84,7 +84,11 @@ Limit = Annotated[
         metavar="NAME=VALUE",
         help="What callers may make it hold, and how long it waits for them; may be "
         "given again. Names, and what they are without it: "
-        + "; ".join(f"{name} ({default})" for name, default, _ in Limits.rows())
+        # With dashes, names would be broken at the ends of lines.
+        + "; ".join(
+            f"{name.replace('-', '_')} ({default})"
+            for name, default, _ in Limits.rows()
+        )
         + ". See docs/limits.md.",
         show_default=False,
     ),

@@ -30,8 +30,8 @@ def _seconds(default: float, help: str) -> Any:  # noqa: ANN401
 class Limits:
     """The limits of one daemon. Each fits a model of 3 GiB, or of 200,000 tensors.
 
-    Their names on the command line have dashes. An address counts as one machine; of
-    IPv6 all of a /64 network do, which one machine has.
+    Their names on the command line have dashes, or underscores. An address counts as
+    one machine; of IPv6 all of a /64 network do, which one machine has.
     """
 
     connections: int = _count(16_384, "Connections, where descriptors allow it.", 8)
@@ -100,6 +100,7 @@ class Limits:
         given: dict[str, float] = {}
         for text in texts:
             name, _, value = text.partition("=")
+            name = name.replace("_", "-")
             if name not in known:
                 raise ValueError(
                     f"{name[:64]!r} is no limit: give NAME=VALUE, where NAME is one of "

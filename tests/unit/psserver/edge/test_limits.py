@@ -23,7 +23,7 @@ def model(*shapes: tuple[int, ...]) -> ModelSchema:
 
 
 def test_they_are_read_and_passed_on_as_they_were_given() -> None:
-    limits = Limits.parse(["calls=100", "idle-s=1.5", "calls=200"])
+    limits = Limits.parse(["calls=100", "idle_s=1.5", "calls=200"])
     assert limits == Limits(calls=200, idle_s=1.5)
     arguments = limits.arguments()
     assert arguments == ["--limit=calls=200", "--limit=idle-s=1.5"]
