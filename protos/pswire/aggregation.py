@@ -18,6 +18,7 @@ import re
 import struct
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final, NamedTuple, Self
 
 from pswire.clipping import gradient_scale, norm_of, sum_of_parts
@@ -115,10 +116,11 @@ class Aggregation:
         Raises:
             ValueError: It is none; the text says what is.
         """
+        shown = text[:64]
         name, _, rest = text.partition(":")
         rule = _RULES.get(name)
         if rule is None:
-            raise ValueError(f"{text!r} is no rule of aggregation; say {EXAMPLES}")
+            raise ValueError(f"{shown!r} is no rule of aggregation; say {EXAMPLES}")
         found: dict[str, str] = {}
         for part in rest.split(",") if rest else ():
             key, mark, value = part.partition("=")
@@ -126,10 +128,12 @@ class Aggregation:
                 key, value = "share" if "share" in rule.takes else "f", part
             is_number = re.fullmatch(_NUMBER if key == "share" else r"\d{1,9}", value)
             if key not in rule.takes or key in found or not is_number:
-                raise ValueError(f"{text!r}: {part!r} says nothing; say {EXAMPLES}")
+                raise ValueError(
+                    f"{shown!r}: {part[:64]!r} says nothing; say {EXAMPLES}"
+                )
             found[key] = value
         if missing := [key for key in rule.needs if key not in found]:
-            raise ValueError(f"{text!r} lacks {' and '.join(missing)}; say {EXAMPLES}")
+            raise ValueError(f"{shown!r} lacks {' and '.join(missing)}; say {EXAMPLES}")
         parsed = cls(
             name=name,
             share=float(found.get("share", 0)),
@@ -137,12 +141,13 @@ class Aggregation:
             m=int(found.get("m", 0)),
         )
         if problem := parsed._problem:
-            raise ValueError(f"{text!r}: {problem}")
+            raise ValueError(f"{shown!r}: {problem}")
         return parsed
 
     def __str__(self) -> str:
         """As `parse` reads it."""
-        values = {"share": f"{self.share:g}", "f": f"f={self.f}", "m": f"m={self.m}"}
+        share = f"{Decimal(repr(self.share)):f}"  # all digits, and no exponent
+        values = {"share": share, "f": f"f={self.f}", "m": f"m={self.m}"}
         shown = [values[key] for key in self.rule.takes if key != "m" or self.m]
         return ":".join((self.name, ",".join(shown))) if shown else self.name
 

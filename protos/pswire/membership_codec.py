@@ -85,12 +85,19 @@ def read_settings(message: messages.JobSettings) -> JobSettings:
         is_staleness_scaled=message.staleness_scaling,
         delay_compensation=message.delay_compensation,
         chunk_bytes=message.chunk_bytes,
-        aggregation=Aggregation.parse(message.aggregation or str(MEAN)),
+        aggregation=_read_aggregation(message.aggregation or str(MEAN)),
         gradient_norm_max=message.gradient_norm_max,
         bad_gradient_policy=known(BadGradientPolicy, message.bad_gradient_policy)
         if message.bad_gradient_policy
         else BadGradientPolicy.SKIP,
     )
+
+
+def _read_aggregation(text: str) -> Aggregation:
+    try:
+        return Aggregation.parse(text)
+    except ValueError as error:
+        raise Refusal(ErrorReason.MALFORMED_MESSAGE, str(error)) from None
 
 
 def record_message(record: Record) -> messages.Record:

@@ -13,6 +13,7 @@ from torch.utils.data import RandomSampler
 
 from psserver.edge.limits import Limits
 from pswire.addresses import parse_address
+from pswire.aggregation import Aggregation
 from pswire.compression import Compression
 from pswire.failpoints import FailpointError, parse_failpoints
 from pswire.reasons import Refusal
@@ -90,6 +91,12 @@ def _take_environment(data: bytes) -> None:
     count_text(environ)
 
 
+def _take_aggregation(data: bytes) -> None:
+    rule = Aggregation.parse(data.decode("utf-8", "replace"))
+    with taken():
+        assert Aggregation.parse(str(rule)) == rule
+
+
 def _take_limits(data: bytes) -> None:
     """Values of `--limit`, or of PS_LIMITS."""
     limits = Limits.parse(data.decode("utf-8", "surrogateescape").split(" "))
@@ -163,6 +170,7 @@ LOCAL: Final = (
     Target("offer", _take_offer, (SegmentError,)),
     Target("answer", _take_answer, (SegmentError,)),
     Target("environment", _take_environment, (ConfigurationError,)),
+    Target("aggregation", _take_aggregation, (ValueError,)),
     Target("limits", _take_limits, (ValueError,)),
     Target("identity", _take_identity, ()),
     Target("failpoints", _take_failpoints, (FailpointError,)),

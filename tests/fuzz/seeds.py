@@ -487,6 +487,8 @@ def _local_seeds() -> Iterator[tuple[str, Iterable[bytes]]]:
         "failpoints",
         [f"{next(iter(FAILPOINTS))}=delay(20)@3; worker.step=kill".encode()],
     )
+    rules = (b"mean", b"trimmed-mean:0.25", b"krum:f=2", b"multi-krum:f=2,m=4")
+    yield "aggregation", rules
     yield "limits", [b"connections=64 step-s=2.5", b"tensors=1000"]
     yield "address", [b"host:1", b"[::1]:7070", b"127.0.0.1:0"]
     yield "compression", [b"push=topk pull=int8 ratio=0.01", b""]
