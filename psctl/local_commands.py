@@ -116,7 +116,7 @@ def compare(
     samples: Annotated[
         int | None,
         count_option(
-            "Samples in updates, the same for each run; 25,600, with --attack 76,800 "
+            "Samples in updates, the same for each run; 25,600, with --attack 153,600 "
             "by default.",
             most=1_000_000_000,
             show_default=False,
@@ -143,7 +143,9 @@ def compare(
         str,
         typer.Option(
             metavar="LIST",
-            help="With --attack, rules of aggregation with spaces between.",
+            help="With --attack, rules of aggregation with spaces between; all of them "
+            "by default, for 2 bad workers of 8.",
+            show_default=False,
         ),
     ] = "mean median trimmed-mean:0.25 krum:f=2 multi-krum:f=2",
     base_ms: Annotated[
@@ -194,7 +196,7 @@ def compare(
             attack,
             rules,
             worker_count=8 if workers is None else workers,
-            sample_count=76_800 if samples is None else samples,
+            sample_count=153_600 if samples is None else samples,
             seed=seed,
             snapshot_interval_s=snapshot_interval,
             out=out,

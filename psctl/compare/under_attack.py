@@ -29,6 +29,9 @@ DIFFERENCE_MAX: Final = 0.02
 RATE_SHARE: Final = 0.5
 """Of the rate of `psctl compare`. Workers that do harm pull a median their way, towards
 steps that are too large for the rate which is best without them."""
+BATCH_SIZE: Final = 64
+"""Of each worker, twice that of `psctl compare`: what bad workers can do to a median
+grows with the spread of good gradients."""
 _ROUNDING: Final = 1e-9
 
 
@@ -92,7 +95,7 @@ def run_attacks(settings: AttackSettings, say: Say) -> AttackComparison:
     task = load_task(TASK_NAME)
     wanted: list[tuple[Aggregation, Attack | None]] = [(MEAN, None)]
     wanted += [(rule, attack) for attack in settings.attacks for rule in settings.rules]
-    of_clock = task.batch_size * settings.worker_count
+    of_clock = BATCH_SIZE * settings.worker_count
     clock_count = -(-settings.sample_count // of_clock)
     runs = []
     with (
@@ -128,7 +131,7 @@ def _run(
         mode=ComparedMode(name="bsp", mode="bsp"),
         load=Load.EVEN,
         worker_count=settings.worker_count,
-        batch_size=task.batch_size,
+        batch_size=BATCH_SIZE,
         gradient_count=clock_count * settings.worker_count,
         base_s=0.0,
         rate_share=RATE_SHARE,

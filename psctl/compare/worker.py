@@ -68,10 +68,10 @@ class Trainer:
         self._model, self._optimizer = self._connection.prepare(model, optimizer)
         self._criterion = nn.CrossEntropyLoss()
         self._images, self._labels, _ = task.train_set.tensors
-        self._batch_size = task.batch_size
+        self._batch_size = conditions.batch_size
         self._batches = batches(
             len(self._labels),
-            batch_size=task.batch_size,
+            batch_size=conditions.batch_size,
             worker_index=worker_index,
             seed=conditions.seed,
         )
