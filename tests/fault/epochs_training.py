@@ -112,11 +112,11 @@ def train() -> None:
     with psworker.connect(
         connect_timeout_s=60.0, step_timeout_s=60.0, start_timeout_s=90.0
     ) as ps:
-        model, optimizer, loader, scheduler = ps.prepare(
-            model, optimizer, data(), scheduler
-        )
-        own = Own(optimizer)
         is_own = schedule == "registered"
+        model, optimizer, loader = ps.prepare(
+            model, optimizer, data(), *([] if is_own else [scheduler])
+        )[:3]
+        own = Own(optimizer)
         if is_own:
             ps.register_state("own", own)
         say("joined", clock=ps.clock, epoch=ps.epoch, generation=ps.generation)
