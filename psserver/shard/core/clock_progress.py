@@ -203,9 +203,9 @@ class ClockProgress:
 
     def _close(self, number: int, entries: dict[WorkerKey, PushEntry]) -> bool:
         """Applies or skips a clock of these pushes; whether it is complete now."""
-        is_bad = bool(self._bad_workers(number, entries))
-        is_bad &= self._state.rules.update.skips_bad
+        bad = self._bad_workers(number, entries)
         entries = self._counting(number, entries)
+        is_bad = self._state.rules.update.skips_bad and any(w in bad for w in entries)
         # With backup workers whose verdicts count is not known before the choice.
         is_forced = number in self._forced_skips and not self._state.rules.has_backups
         is_skipped = is_forced or is_bad
