@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
@@ -27,6 +27,7 @@ from psserver.edge.guard import (
     REFUSED_REST_TIMEOUT_S,
     Context,
     abort,
+    behavior_of,
     discard,
     machine_of,
 )
@@ -279,7 +280,7 @@ class Access(grpc.aio.ServerInterceptor):
         self, handler: "Handler", method: str, roles: frozenset[Role] | None
     ) -> "Handler":
         """A handler that checks the caller first."""
-        inner = _behavior(handler)
+        inner = behavior_of(handler)
 
         async def entered(
             request: Any,  # noqa: ANN401
@@ -382,16 +383,6 @@ def _certified(context: Context) -> Identity | None:
         if identity is not None:
             return identity
     return None
-
-
-def _behavior(handler: "Handler") -> Callable[[Any, Context], Any]:
-    return cast(
-        "Callable[[Any, Context], Any]",
-        handler.unary_unary
-        or handler.unary_stream
-        or handler.stream_unary
-        or handler.stream_stream,
-    )
 
 
 def _like(handler: "Handler", behavior: Callable[[Any, Context], Any]) -> "Handler":

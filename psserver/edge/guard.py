@@ -16,7 +16,7 @@ import ipaddress
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar, cast
 from urllib.parse import unquote
 
 import grpc
@@ -81,6 +81,19 @@ def _is_hung_up(error: BaseException) -> bool:
         isinstance(error, asyncio.CancelledError)
         and task is not None
         and task.cancelling() > 0
+    )
+
+
+def behavior_of(
+    handler: "grpc.RpcMethodHandler[Any, Any]",
+) -> Callable[[Any, Context], Any]:
+    """What a handler calls, whatever its kind is."""
+    return cast(
+        "Callable[[Any, Context], Any]",
+        handler.unary_unary
+        or handler.unary_stream
+        or handler.stream_unary
+        or handler.stream_stream,
     )
 
 

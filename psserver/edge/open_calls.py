@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
@@ -22,7 +21,13 @@ from typing import Any, Final, cast
 import grpc
 import grpc.aio
 
-from psserver.edge.guard import Context, abort, address_of, machine_of
+from psserver.edge.guard import (
+    Context,
+    abort,
+    address_of,
+    behavior_of,
+    machine_of,
+)
 from psserver.edge.limits import Limits
 from pswire.reasons import ErrorReason, Refusal
 
@@ -156,15 +161,14 @@ class OpenCalls(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method).rpartition("/")[2]
         header_bytes = _size_of(handler_call_details.invocation_metadata)
 
-        async def bounded(requests: AsyncIterator[Any], context: Context) -> Messages:
+        async def bounded(_: object, context: Context) -> Messages:
             try:
                 self._check_headers(header_bytes)
                 peer = address_of(context)
                 with self.admitted(peer, machine_of(context), method) as call:
                     now_s = asyncio.get_running_loop().time
-                    messages = self._in_time(requests, method)
                     async with aclosing(
-                        _answers(handler, messages, context)
+                        await self._answers(handler, method, context)
                     ) as answers:
                         async for answer in answers:
                             call.unread_since_s = now_s()
@@ -192,8 +196,33 @@ class OpenCalls(grpc.aio.ServerInterceptor):
                 f"{self.limits.metadata_bytes} (metadata-bytes)",
             )
 
-    async def _in_time(self, requests: AsyncIterator[Any], method: str) -> Messages:
-        """The messages of a call, of which the first comes in time.
+    async def _answers(
+        self,
+        handler: Any,  # noqa: ANN401, a method's of gRPC
+        method: str,
+        context: Context,
+    ) -> Messages:
+        """What a handler answers, whatever its kind is.
+
+        Raises:
+            Refusal: `WAIT_TIMEOUT` or `MALFORMED_MESSAGE`, of one that takes a message.
+        """
+        request: Any
+        if handler.request_streaming:
+            request = self._messages(method, context)
+        else:
+            request = await self._first(method, context)
+            if request is grpc.aio.EOF:
+                raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the call has no message")
+        found = behavior_of(handler)(request, context)
+        if hasattr(found, "__aiter__"):
+            return cast("Messages", found)
+        return _awaited(found, is_answer=not handler.response_streaming)
+
+    async def _first(self, method: str, context: Context) -> Any:  # noqa: ANN401
+        """The first message of a call, which comes in time; `EOF` if it has none.
+
+        Not by gRPC's iterator: one that is left after a message is closed by a task.
 
         Raises:
             Refusal: `WAIT_TIMEOUT`.
@@ -201,49 +230,27 @@ class OpenCalls(grpc.aio.ServerInterceptor):
         limit_s = self.limits.first_message_s
         try:
             async with asyncio.timeout(limit_s):
-                first = await anext(requests, _NONE)
+                return await context.read()
         except TimeoutError:
             raise Refusal(
                 ErrorReason.WAIT_TIMEOUT,
                 f"a call of {method} was silent for {limit_s:g} s instead of sending "
                 "its first message",
             ) from None
-        if first is not _NONE:
-            yield first
-            async for message in requests:
-                yield message
+
+    async def _messages(self, method: str, context: Context) -> Messages:
+        message = await self._first(method, context)
+        while message is not grpc.aio.EOF:
+            yield message
+            message = await context.read()
 
 
 def _size_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> int:
     return sum(len(key) + len(value) for key, value in metadata or ())
 
 
-_NONE: Final = object()
-
-
-async def _answers(
-    handler: Any,  # noqa: ANN401, a method's of gRPC
-    messages: AsyncIterator[Any],
-    context: Context,
-) -> Messages:
-    """What a handler answers, whatever its kind is."""
-    request: Any = messages
-    if not handler.request_streaming:
-        request = await anext(messages, _NONE)
-        if request is _NONE:
-            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the call has no message")
-    serve = (
-        handler.unary_unary
-        or handler.unary_stream
-        or handler.stream_unary
-        or handler.stream_stream
-    )
-    found = serve(request, context)
-    if not handler.response_streaming:
-        yield await found
-    elif hasattr(found, "__aiter__"):
-        async with aclosing(found):
-            async for answer in found:
-                yield answer
-    else:
-        await found  # which writes its answers itself
+async def _awaited(found: Awaitable[Any], *, is_answer: bool) -> Messages:
+    """The answer of a handler; none of one that writes its answers itself."""
+    answer = await found
+    if is_answer:
+        yield answer

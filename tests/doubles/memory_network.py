@@ -176,8 +176,9 @@ class _Exchange:
 class _Context:
     """What a handler sees of its call."""
 
-    def __init__(self, exchange: _Exchange) -> None:
+    def __init__(self, exchange: _Exchange, decode: Callable[[bytes], Any]) -> None:
         self._exchange = exchange
+        self._decode = decode
 
     def peer(self) -> str:
         return f"ipv4:{MEMORY_HOST}:1"
@@ -190,6 +191,10 @@ class _Context:
 
     def auth_context(self) -> dict[str, list[bytes]]:
         return {}
+
+    async def read(self) -> Any:  # noqa: ANN401, as in gRPC
+        message = await self._exchange.requests.read()
+        return grpc.aio.EOF if message is None else self._decode(message)
 
     async def write(self, message: bytes) -> None:
         await self._exchange.responses.write(message)
@@ -304,7 +309,7 @@ class MemoryServer:
 async def _run(handler: Any, exchange: _Exchange) -> None:  # noqa: ANN401
     decode = handler.request_deserializer or bytes
     encode = handler.response_serializer or bytes
-    context = _Context(exchange)
+    context = _Context(exchange, decode)
     if handler.request_streaming:
         given: Any = (decode(each) async for each in exchange.requests.each())
     else:

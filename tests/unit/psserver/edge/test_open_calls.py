@@ -4,7 +4,9 @@ A client of bytes stands where gRPC's own would behave.
 """
 
 import asyncio
+import gc
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -136,6 +138,23 @@ async def test_every_kind_of_method_is_answered_as_without_limits() -> None:
         sizes = [len(each) async for each in much(b"", timeout=TIMEOUT_S)]
         assert sizes == [1 << 20] * 64
         await probe.ended()
+
+
+async def test_a_call_of_one_message_leaves_no_iterator_to_be_closed() -> None:
+    """asyncio makes a task for each that is left, which doubles what a call costs."""
+    async with probing() as (probe, channel):
+        assert await echoed(channel) == b"x"
+        left: list[object] = []
+        before = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(finalizer=left.append)
+        try:
+            for _ in range(3):
+                assert await echoed(channel) == b"x"
+            await probe.ended()
+            gc.collect()
+        finally:
+            sys.set_asyncgen_hooks(*before)
+        assert left == []
 
 
 @pytest.mark.parametrize("limit", ["calls", "machine_calls"])
