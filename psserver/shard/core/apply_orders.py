@@ -89,6 +89,7 @@ def orders_to_apply(
     left_out = choice.left_out_workers() if choice else frozenset()
     entries = {w: entry for w, entry in entries.items() if w not in left_out}
     factors = choice.factor_of() if choice else {}
+    total_weight = total_weight_of(entries, is_weighted=is_weighted)
     return [
         ApplyChunk(
             clock=clock,
@@ -97,7 +98,7 @@ def orders_to_apply(
             contributions=contributions_to(
                 index, entries, source, factors=factors, is_weighted=is_weighted
             ),
-            total_weight=total_weight_of(entries, is_weighted=is_weighted),
+            total_weight=total_weight,
             hyperparameters=source.hyperparameters,
             spec_digest=source.spec_digest,
             gradient_scale=choice.gradient_scale if choice else 1.0,
