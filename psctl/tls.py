@@ -40,7 +40,6 @@ CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
 AUTHORITY_KEY_FILE: Final = "ca-key.pem"
 
 AUTHORITY_DAYS: Final = 3650
-DAYS_DEFAULT: Final = 365
 RENEWED_WITHIN_DAYS: Final = 30
 
 _CLOCK_SKEW: Final = timedelta(hours=1)
