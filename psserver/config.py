@@ -413,7 +413,7 @@ class CoordinatorConfig:
             )
         if self.workers_min < self.aggregation.members_min:
             raise OptionError(
-                f"{option} bears {self.aggregation.f} bad workers among at least "
+                f"{option} tolerates {self.aggregation.f} bad workers among at least "
                 f"2f + 3 = {self.aggregation.members_min}, and --min-workers is "
                 f"{self.workers_min}: raise it, or take a smaller f"
             )

@@ -1,4 +1,4 @@
-"""How the gradients of a clock become one: rules that bear members nobody trusts.
+"""How the gradients of a clock become one: rules that tolerate members nobody trusts.
 
 A rule is an entry of `_RULES`. Those that look at whole gradients, and a largest norm
 for each of them, need what no shard has alone: each shard measures the products of the
@@ -16,7 +16,7 @@ import hmac
 import math
 import re
 import struct
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, NamedTuple, Self
@@ -158,12 +158,12 @@ class Aggregation:
 
     @property
     def is_robust(self) -> bool:
-        """Whether it bears members that nobody trusts: any but the mean."""
+        """Whether it tolerates members that nobody trusts: any but the mean."""
         return not self.rule.is_weighted
 
     @property
     def members_min(self) -> int:
-        """Workers without which it does not bear as many as it says."""
+        """Workers without which it does not tolerate as many as it says."""
         return 2 * self.f + 3 if self.rule.selects else 1
 
     def trim_count(self, count: int) -> int:
@@ -249,16 +249,18 @@ def without_finite(
     values: Sequence[float], count: int, places: Collection[int]
 ) -> tuple[float, ...]:
     """Products of so many gradients, of which those at some places are not finite."""
-    has_pairs = len(values) > count
-    pairs = (
-        (one, other)
-        for one in range(count)
-        for other in (range(one, count) if has_pairs else (one,))
-    )
+    pairs = _pairs(count, has_pairs=len(values) > count)
     return tuple(
         math.nan if one in places or other in places else value
         for value, (one, other) in zip(values, pairs, strict=True)
     )
+
+
+def _pairs(count: int, *, has_pairs: bool) -> Iterator[tuple[int, int]]:
+    """Of which two gradients each product is, in the order of products."""
+    for one in range(count):
+        for other in range(one, count) if has_pairs else (one,):
+            yield one, other
 
 
 class Products:
@@ -288,11 +290,7 @@ class Products:
 
     def scaled(self, factors: Sequence[float]) -> "Products":
         """Those of the gradients times a factor each."""
-        pairs = (
-            (one, other)
-            for one in range(self.count)
-            for other in (range(one, self.count) if self._has_pairs else (one,))
-        )
+        pairs = _pairs(self.count, has_pairs=self._has_pairs)
         values = [self.of(a, b) * factors[a] * factors[b] for a, b in pairs]
         return Products(self.count, values)
 

@@ -25,7 +25,7 @@ from pswire.aggregation import MEAN, Aggregation
 from psworker import event_loop
 
 DIFFERENCE_MAX: Final = 0.02
-"""Of accuracy, that an attack may cost a rule which bears it."""
+"""Of accuracy, that an attack may cost a rule which tolerates it."""
 RATE_SHARE: Final = 0.5
 """Of the rate of `psctl compare`. Workers that do harm pull a median their way, towards
 steps that are too large for the rate which is best without them."""

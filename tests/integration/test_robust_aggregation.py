@@ -1,4 +1,4 @@
-"""Jobs in which some workers push anything: rules that bear them, and limits."""
+"""Jobs in which some workers push anything: rules that tolerate them, and limits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Aggregates that bear gradients which nobody trusts, of one chunk.
+"""Aggregates that tolerate gradients which nobody trusts, of one chunk.
 
 Where a worker lacks a slice that others have, it counts as zeros, as in the mean. See
 `pswire.aggregation` for the rules and their sources.
