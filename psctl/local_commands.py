@@ -134,8 +134,9 @@ def compare(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Compares rules of aggregation in place of modes: some workers send "
-            f"{ATTACKS}, 2 of them if nothing is said.",
+            help="Compares rules of aggregation in place of modes, with workers that "
+            f"send wrong gradients: {ATTACKS}, with commas between; 2 workers do by "
+            "default.",
             show_default=False,
         ),
     ] = None,
