@@ -134,9 +134,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Compares rules of aggregation in place of modes, with workers that "
-            f"send wrong gradients: {ATTACKS}, with commas between; 2 workers do by "
-            "default.",
+            help="Compares rules of aggregation in place of modes. Some workers (2 by "
+            f"default) send wrong gradients, with commas between: {ATTACKS}.",
             show_default=False,
         ),
     ] = None,
