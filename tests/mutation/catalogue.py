@@ -179,7 +179,7 @@ BUGS = (
             ),
         ),
         tests=(
-            "tests/unit/psserver/coordinator/core/test_clip_commit.py::test_another_record_commits_a_clock_that_nobody_is_left_of",
+            "tests/unit/psserver/coordinator/core/test_orphaned_clock.py::test_another_record_commits_a_clock_that_nobody_is_left_of",
         ),
     ),
     PlantedBug(

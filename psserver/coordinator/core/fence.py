@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from psserver.coordinator.core.clip_commit import is_of_bsp, measured_commit
+from psserver.coordinator.core.orphaned_clock import is_of_bsp, measured_commit
 from psserver.coordinator.core.start_point import StartPoint
 from psserver.edge.fence_report import FenceReport
 from pswire.aggregation import UpdateRules

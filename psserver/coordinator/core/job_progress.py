@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from psserver.coordinator.core.checkpoints import Checkpoints, PendingCheckpoint
-from psserver.coordinator.core.clip_commit import orphaned_clock
 from psserver.coordinator.core.coordinator_effects import (
     Abort,
     Announce,
@@ -53,6 +52,7 @@ from psserver.coordinator.core.membership_change import (
     wanted_change,
 )
 from psserver.coordinator.core.mode_change import is_settled, mode_record, target_of
+from psserver.coordinator.core.orphaned_clock import orphaned_clock
 from psserver.coordinator.core.roster import Roster, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardMap, ShardSlot
 from psserver.coordinator.core.snapshots import SnapshotEntry, SnapshotList

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.coordinator.core.clip_commit import measured_commit, orphaned_clock
+from psserver.coordinator.core.orphaned_clock import measured_commit, orphaned_clock
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
 from pswire.aggregation import Aggregation, UpdateRules
