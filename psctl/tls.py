@@ -5,7 +5,9 @@ copied there, and one for the authority, which stays.
 """
 
 import ipaddress
+import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from psctl.folders import write_private
 from psctl.tables import aligned, count_text
 from pswire.exit_codes import ExitCode
 from pswire.names import printable
+from pswire.security.credentials import CredentialsError, read_credential
 from pswire.security.roles import Identity, Role
 
 try:
@@ -122,6 +125,8 @@ def init(
     Returns:
         Those that were made, and those that were there and are left as they are.
     """
+    if folder.exists():
+        _check_own(folder)
     names = [each.folder for each in subjects]
     for each in names:
         if names.count(each) > 1:
@@ -182,6 +187,8 @@ def renew(folder: Path, within_days: float | None) -> tuple[list[Certificate], i
     Returns:
         Those that were made, and how many were left as they are.
     """
+    if folder.exists():
+        _check_own(folder)
     before = datetime.max.replace(tzinfo=UTC)
     if within_days is not None:
         before = datetime.now(UTC) + timedelta(days=within_days)
@@ -282,13 +289,16 @@ class Issuer:
     def read(cls, folder: Path) -> "Issuer":
         place = folder / AUTHORITY
         key_file = place / AUTHORITY_KEY_FILE
-        try:
-            key = serialization.load_pem_private_key(key_file.read_bytes(), None)
-        except FileNotFoundError as error:
+        if not key_file.exists():
             raise CommandError(
                 f"{printable(str(key_file))} is missing: certificates are made on the "
                 "machine where `psctl tls init` has made the authority"
-            ) from error
+            )
+        try:
+            content = read_credential(key_file, "the authority's key", is_secret=True)
+            key = serialization.load_pem_private_key(content, None)
+        except CredentialsError as error:
+            raise CommandError(printable(str(error))) from error
         except (ValueError, TypeError) as error:
             raise CommandError(f"{printable(str(key_file))}: {error}") from error
         if not isinstance(key, Key):
@@ -464,6 +474,17 @@ def _unreadable(path: Path, error: Exception) -> CommandError:
         f"({printable(str(error))[:128]}): take its folder away, and `psctl tls init` "
         "makes it anew"
     )
+
+
+def _check_own(folder: Path) -> None:
+    """Refuses a folder where others may have put an authority, or certificates."""
+    about = folder.stat()
+    if about.st_uid not in (0, os.geteuid()) or about.st_mode & stat.S_IWOTH:
+        raise CommandError(
+            f"{printable(str(folder))} belongs to another user, or all may write to "
+            "it: what is there could be of anybody; name a folder of your own",
+            ExitCode.USAGE,
+        )
 
 
 def _role_text(certificate: Certificate) -> str:

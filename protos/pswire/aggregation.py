@@ -442,6 +442,9 @@ def proof_of(key: bytes, shard_index: int, part: ClockChoice) -> bytes:
         f"{len(w.worker_id)}:{w.worker_id}{w.incarnation}," for w in part.workers
     )
     numbers = (part.sum_of_squares, *part.weights, *part.products)
-    head = f"{shard_index} {part.clock} {len(part.weights)} {workers}"
+    # With both counts nothing can be read in two ways: whoever chooses a worker's id
+    # could else have its bytes taken for a number, and be left out.
+    counts = f"{len(part.workers)} {len(part.weights)}"
+    head = f"{shard_index} {part.clock} {counts} {workers}"
     data = head.encode() + struct.pack(f"<{len(numbers)}d", *numbers)
     return hmac.digest(key, data, hashlib.sha256)

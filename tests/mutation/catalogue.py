@@ -324,6 +324,28 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a step that replaces what is trained",
+        (
+            Edit(
+                "psserver/shard/rpc/push_codec.py",
+                "    if not trailer.publishes:\n        _check_step(",
+                "    if trailer.publishes is None:\n        _check_step(",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/rpc/test_pushed_buffers.py",),
+    ),
+    PlantedBug(
+        "values of one worker whom nobody trusts",
+        (
+            Edit(
+                f"{SHARD_CORE}/apply_orders.py",
+                "        if is_weighted or is_alike:\n",
+                "        if is_weighted or is_alike or trailer.value_entries:\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/core/test_shard_core.py",),
+    ),
+    PlantedBug(
         "the norm that a worker names believed in ASP",
         (
             Edit(
@@ -473,11 +495,9 @@ BUGS = (
         (
             Edit(
                 f"{SHARD_CORE}/push_progress.py",
-                "        if trailer.loads_state and (trailer.is_of_longest or is_first)"
-                ":\n",
+                "        if trailer.loads_state and (",
                 "        is_member = self._clocks.member_of(push.worker) is not None\n"
-                "        if trailer.loads_state and is_member and ("
-                "trailer.is_of_longest or is_first):\n",
+                "        if trailer.loads_state and is_member and (",
             ),
         ),
         tests=(
@@ -650,8 +670,8 @@ BUGS = (
         (
             Edit(
                 f"{SHARD_CORE}/push_progress.py",
-                "entry.trailer.publishes and not entry.trailer.is_of_longest",
-                "False",
+                "        is_left_out = entry.trailer.publishes and not ",
+                "        is_left_out = False and not ",
             ),
         ),
         tests=(

@@ -227,6 +227,12 @@ def read_credential(path: Path, what: str, *, is_secret: bool) -> bytes:
 
 
 def _refuse_readable(about: os.stat_result, path: Path, what: str) -> None:
+    if about.st_uid not in (0, os.geteuid()):  # which only root gets to read
+        raise CredentialsError(
+            f"{what} {path} belongs to user {about.st_uid}, who can read and change "
+            f"it: run `chown {os.geteuid()} {path}`, and if that user may have read "
+            "it, replace it"
+        )
     of_root = about.st_uid == 0 and os.geteuid() != 0
     forbidden = 0o037 if of_root else 0o077
     mode = stat.S_IMODE(about.st_mode)

@@ -175,8 +175,21 @@ class SnapshotList:
         self.newest = None
         self._kept.clear()
 
-    def pin(self, entry: SnapshotEntry, now_ms: int, byte_count: int = 0) -> int:
+    def pin(
+        self,
+        entry: SnapshotEntry,
+        now_ms: int,
+        byte_count: int = 0,
+        *,
+        pin_id: int | None = None,
+    ) -> int:
         """Somebody is going to read so many bytes; returns the name of the pin.
+
+        Args:
+            entry: What is read.
+            now_ms: The time.
+            byte_count: Bytes of it.
+            pin_id: Name of the pin, None for the next number.
 
         Raises:
             Refusal: `BUSY`.
@@ -185,8 +198,9 @@ class SnapshotList:
             raise Refusal(
                 ErrorReason.BUSY, f"{len(entry.pins)} readers read this snapshot"
             )
-        pin_id = self._next_pin_id
-        self._next_pin_id += 1
+        if pin_id is None:
+            pin_id = self._next_pin_id
+            self._next_pin_id += 1
         lasts_ms = self._pin_ttl_ms + byte_count // READER_BYTES_PER_MS
         entry.pins[pin_id] = now_ms + lasts_ms
         return pin_id

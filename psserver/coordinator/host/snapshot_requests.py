@@ -1,6 +1,7 @@
 """Readers that wait for a snapshot at the coordinator."""
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from psserver.edge.changes import Changes
 from psserver.edge.coordinator_settings import JobPhase
 from psserver.edge.monotonic import now_ms
 from pswire.reasons import ErrorReason, Refusal
+
+_PIN_BITS = 62
 
 NEWER_POLL_S = 0.05
 """How soon a reader that wants a newer version tries again."""
@@ -73,7 +76,10 @@ class SnapshotRequests:
 
     def _pinned(self, entry: SnapshotEntry) -> PinnedSnapshot:
         at_ms = now_ms()
-        pin_id = self._core.snapshots.pin(entry, at_ms, self._core.model.byte_count)
+        byte_count = self._core.model.byte_count
+        # Whoever knows a pin may release it: no other reader guesses it.
+        name = secrets.randbits(_PIN_BITS)
+        pin_id = self._core.snapshots.pin(entry, at_ms, byte_count, pin_id=name)
         return PinnedSnapshot(entry, pin_id, entry.pins[pin_id] - at_ms)
 
     async def _cut_done(self, timeout_s: float) -> bool:

@@ -9,7 +9,7 @@ from psserver.coordinator.core.roster import GONE, Brought, WorkerEntry
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
 from psserver.coordinator.rpc.watch_codec import worker_event, worker_view
-from psserver.edge.access import wanted_worker_id
+from psserver.edge.access import check_speaks_for, wanted_worker_id
 from psserver.edge.decoding import check_protocol, decoded
 from psserver.edge.guard import (
     Context,
@@ -80,6 +80,8 @@ class WorkerControl:
             worker_id=wanted_worker_id(request.worker_id),
             address=address_of(context),
         )
+        # Of a process that asks again: whoever knows its id could be another one.
+        check_speaks_for(entry.worker.worker_id)
         return messages.RegisterWorkerResponse(
             worker=identity_message(entry.worker),
             settings=settings_message(self._host.core.settings),

@@ -126,12 +126,19 @@ def contributions_to(
     factors: Mapping[WorkerKey, float] = NO_FACTORS,
     is_weighted: bool = True,
 ) -> tuple[StagedContribution, ...]:
-    """Parts of a chunk that have weight, in the order of the entries."""
+    """Parts of a chunk that have weight, in the order of the entries.
+
+    Not weighted, nobody is trusted: who has values of what the source has none of
+    counts for nothing, since values replace those of the shard.
+    """
     found = []
     for worker, entry in entries.items():
         chunk = entry.staged.get(chunk_index)
         trailer = entry.trailer
-        if chunk is not None and trailer is not None and trailer.weight > 0:
+        if chunk is None or trailer is None or not trailer.weight > 0:
+            continue
+        is_alike = source is None or trailer.value_entries <= source.value_entries
+        if is_weighted or is_alike:
             found.append(
                 StagedContribution(
                     worker_id=worker.worker_id,

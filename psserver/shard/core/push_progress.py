@@ -360,8 +360,21 @@ class PushProgress:
         state is better than none: the longest member's will come in place of it.
         """
         is_first = trailer.optimizer not in self._state.used
-        if trailer.loads_state and (trailer.is_of_longest or is_first):
+        if trailer.loads_state and (self._is_of_longest(push, trailer) or is_first):
             self._state.load(push, trailer)
+
+    def _is_of_longest(self, push: PushId, trailer: Trailer) -> bool:
+        """Whether a push is the longest member's, as its worker says.
+
+        Where a norm bounds what each may do, nobody is believed against the record: it
+        is none before that of the push, and the longest stays it but for a mode change.
+        """
+        own, record = self._state.known_member(push.worker), self._clocks.record
+        is_bounded = self._state.rules.update.gradient_norm_max > 0
+        if not (trailer.is_of_longest and is_bounded) or own is None or record is None:
+            return trailer.is_of_longest
+        is_before = own.clock_of(push.sequence) <= record.mode_clock
+        return is_before or longest_of((own, *self._clocks.members)) == own
 
     def _start_ready(self) -> None:
         """Orders the updates whose turn it is, of all chunks."""
@@ -380,7 +393,9 @@ class PushProgress:
         assert entry.trailer is not None
         # Of all workers that publish at one place of a script one counts, or each of
         # them would undo what was pushed since the one before.
-        is_left_out = entry.trailer.publishes and not entry.trailer.is_of_longest
+        is_left_out = entry.trailer.publishes and not self._is_of_longest(
+            push, entry.trailer
+        )
         counted = {} if is_left_out else {push.worker: entry}
         self._state.effects.append(
             ApplyChunk(

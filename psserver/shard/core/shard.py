@@ -486,8 +486,11 @@ class ShardCore:
         if entry.trailer is None and entry.outcome is None and not is_streamed:
             clock = member.clock_of(push.sequence)
             others = trailers_of(self._progress.clocks.entries(clock))
-            has_jumps = self.state.rules.has_backups  # it is not known who jumped
-            in_phase = () if has_jumps else self.clocks.in_phase(member, clock)
+            rules = self.state.rules
+            # It is not known who jumped; or most say what the clock does, and nobody
+            # who says another thing ends the scripts of the others.
+            is_open = rules.has_backups or rules.update.aggregation.is_robust
+            in_phase = () if is_open else self.clocks.in_phase(member, clock)
             check_phase(push, trailer, others, in_phase)
 
 

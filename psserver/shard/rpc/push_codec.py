@@ -313,6 +313,8 @@ def read_trailer(
     model.engine.declared.check_hyperparameters(
         optimizer, hyperparameters, spec_digest=trailer.optimizer_digest
     )
+    if not trailer.publishes:
+        _check_step(value_entries & model.engine.declared.trained)
     sent = bits_from_bytes(trailer.chunk_bitmap, len(model.chunks))
     return Trailer(
         optimizer=optimizer,
@@ -336,6 +338,22 @@ def read_trailer(
         publishes=trailer.publishes,
         continues_batch=trailer.continues_batch,
     )
+
+
+def _check_step(values: frozenset[int]) -> None:
+    """Refuses a step that has values of what is trained.
+
+    They would be no gradient, which a norm or a rule of aggregation bounds.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    if values:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"a step has values of tensor {min(values)}, which is trained: only a push "
+            "that publishes has them",
+        )
 
 
 def _averaged_buffers(model: ShardModel, bits: bytes) -> frozenset[int]:

@@ -30,6 +30,8 @@ class DeclaredOptimizers:
 
     Attributes:
         first: Of each optimizer its first declaration, by name.
+        trained: Tensors that the job trains from the beginning: no step has values of
+            them.
 
     Raises:
         Refusal: For an optimizer that this shard can't run.
@@ -46,6 +48,9 @@ class DeclaredOptimizers:
         self._known_groups: dict[int, dict[int, ParameterGroup]] = {}
         for spec in optimizers:
             self.declare(spec)
+        self.trained = frozenset(
+            index for spec in self.first.values() for index in spec.entry_indexes
+        )
 
     def declare(self, spec: OptimizerSpec) -> None:
         """Takes one more declaration; one that is known changes nothing.

@@ -198,6 +198,34 @@ def test_only_where_the_authority_was_made_are_certificates_made(
     assert contents(made.folder) == before
 
 
+def test_with_a_key_of_the_authority_that_others_can_read_nothing_is_made(
+    made: MadeCertificates,
+) -> None:
+    """Whoever has it can be anyone."""
+    before = contents(made.folder)
+    (made.folder / "authority" / "ca-key.pem").chmod(0o644)
+    for attempt in (
+        lambda: renew(made.folder, None),
+        lambda: init(made.folder, subjects_of([], ["w9"]), 30),
+    ):
+        refused(attempt, "ca-key.pem can be read or changed by other users")
+    assert contents(made.folder) == before
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_where_others_may_put_an_authority_nothing_is_made(
+    made: MadeCertificates, tmp_path: Path, *, is_there: bool
+) -> None:
+    folder = made.folder if is_there else tmp_path / "empty"
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o777)
+    before = contents(folder)
+    refused(lambda: init(folder, subjects_of(["h"], []), 30), "name a folder of your")
+    if is_there:
+        refused(lambda: renew(folder, None), "name a folder of your own")
+    assert contents(folder) == before
+
+
 def refused(attempt: Callable[[], object], text: str) -> None:
     with pytest.raises(CommandError, match=text):
         attempt()

@@ -1,6 +1,7 @@
 """Rules of aggregation: how they are written, and what follows from measures."""
 
 import math
+import struct
 from collections.abc import Sequence
 
 import pytest
@@ -197,3 +198,12 @@ def test_a_proof_is_of_one_shard_one_clock_and_one_key() -> None:
         ),
     }
     assert len(proofs) == 7
+
+
+def test_no_worker_can_pass_for_a_number_in_a_proof() -> None:
+    """Whatever id it has chosen: its bytes are those of a sum of squares here."""
+    both = WorkerKey("aaaa", 1), WorkerKey("bbbb", 1)
+    measured = ClockChoice(1, both, sum_of_squares=9.0)
+    (passed,) = struct.unpack("<d", b"4:bbbb1,")
+    forged = ClockChoice(1, both[:1], sum_of_squares=passed, products=(9.0,))
+    assert proof_of(b"key", 0, forged) != proof_of(b"key", 0, measured)

@@ -12,6 +12,9 @@ from pswire.reasons import ErrorReason, Refusal
 Enrolments = tuple[tuple[str, tuple[WorkerKey, ...]], ...]
 """For each loader who leases data for it, to be kept."""
 
+EPOCH_COUNT_MAX: Final = 1 << 16
+"""Epochs of a job, over all its loaders. Each is kept, and written down."""
+
 NOTHING_TO_REPORT: Final = DataReport()
 
 
@@ -79,6 +82,7 @@ class DataLedger:
             newest = max(number for name, number in self._epochs if name == loader)
             raise _other_shape(worker, known, shape, next_epoch=newest + 1)
         if known is None:
+            self._check_room(loader, epoch)
             known = EpochLedger(loader, epoch, shape)
             known.origin = b"" if self._job_seed else origin
             self._epochs[loader, epoch] = known
@@ -353,8 +357,20 @@ class DataLedger:
         """The worker has ended: what it held and did not report is dealt again."""
         for workers in self._participants.values():
             workers.discard(worker)
+        # Names that a client has made up: of those that nobody has none is kept.
+        self._participants = {
+            loader: workers for loader, workers in self._participants.items() if workers
+        }
         for ledger in self._epochs.values():
             ledger.retire(worker)
+
+    def _check_room(self, loader: str, epoch: int) -> None:
+        if len(self._epochs) >= EPOCH_COUNT_MAX:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"epoch {epoch} of {loader[:64]!r} would be one more than the "
+                f"{EPOCH_COUNT_MAX} that a job may open",
+            )
 
     def _known(
         self, ranges: tuple[DataRange, ...]

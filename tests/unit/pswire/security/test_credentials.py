@@ -83,6 +83,23 @@ def test_a_group_may_read_a_secret_of_root(
             read_credential(path, "--tls-key", is_secret=True)
 
 
+def test_a_secret_of_another_user_is_refused_to_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That user can read and change it, whatever its mode."""
+    path = _file(tmp_path, 0o600)
+    whole = os.fstat
+
+    def owned(descriptor: int) -> os.stat_result:
+        found = whole(descriptor)
+        return os.stat_result((*found[:4], 1000, *found[5:10]))
+
+    monkeypatch.setattr(os, "fstat", owned)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(CredentialsError, match=r"belongs to user 1000.*chown 0 "):
+        read_credential(path, "--tokens", is_secret=True)
+
+
 def test_a_certificate_may_be_read_by_all(tmp_path: Path) -> None:
     assert (
         read_credential(_file(tmp_path, 0o644), "--tls-ca", is_secret=False)

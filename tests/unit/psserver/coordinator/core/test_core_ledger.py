@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+import psserver.coordinator.core.data.ledger as ledger_module
 from psserver.coordinator.core.data.epoch_ledger import HELD_COUNT_MAX, EpochLedger
 from psserver.coordinator.core.data.ledger import DataLedger, carried_over
 from pswire.leased_data import DataRange, DataReport, EpochShape
@@ -257,6 +258,28 @@ def test_of_an_epoch_that_is_over_every_order_will_do_and_none_is_kept() -> None
     assert first.origin == b""
     assert ledger.open_epoch(B, "loader", 0, shape(2), origin=b"b") == b"b"
     assert ledger.register_order(B, "loader", 0, 2) is first
+
+
+def test_a_job_has_so_many_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is kept: a worker that opens ever more would fill the coordinator."""
+    monkeypatch.setattr(ledger_module, "EPOCH_COUNT_MAX", 2)
+    ledger = DataLedger(7)
+    for number in (0, 1):
+        ledger.open_epoch(A, "loader", number, shape(4))
+    with pytest.raises(Refusal, match="more than the 2 that a job may open") as caught:
+        ledger.open_epoch(A, "another", 0, shape(4))
+    assert caught.value.reason is ErrorReason.LIMIT_EXCEEDED
+    assert len(ledger.epochs()) == 2
+    assert ledger.participants("another") == frozenset()
+    assert ledger.open_epoch(B, "loader", 1, shape(4)) == ledger.seed_of("loader", 1)
+
+
+def test_nothing_is_kept_of_loaders_whose_workers_have_ended() -> None:
+    ledger = DataLedger(7)
+    ledger.enroll(A, ("shared", "own"))
+    ledger.enroll(B, ("shared",))
+    ledger.retire(A)
+    assert ledger._participants == {"shared": {B}}
 
 
 def test_what_an_order_is_drawn_from_is_bounded() -> None:

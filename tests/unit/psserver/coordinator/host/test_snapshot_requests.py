@@ -1,7 +1,10 @@
 """Why a reader got no snapshot: there was no time, or none could be made."""
 
+import asyncio
+
 import pytest
 
+from psserver.coordinator.core.coordinator_effects import DecideCut
 from psserver.coordinator.host.job_waits import JobWaits
 from psserver.coordinator.host.snapshot_requests import SnapshotRequests
 from psserver.edge.changes import Changes
@@ -36,3 +39,20 @@ async def test_a_cut_that_failed_says_why() -> None:
         await requests_of(job).get(newer_than=-1, timeout_s=0.0)
 
     assert caught.value.reason is ErrorReason.CUT_FAILED
+
+
+async def test_no_reader_guesses_the_pins_of_others() -> None:
+    """Whoever names one releases it, and its reader finds the snapshot gone."""
+    job = DrivenCoordinator.running("a")
+    changes = Changes()
+    requests = SnapshotRequests(job.core, changes, JobWaits(job.core), lambda: None)
+    reading = asyncio.create_task(requests.get(newer_than=-1, timeout_s=9.0))
+    await asyncio.sleep(0)
+    job.report_all(applied=1)
+    job.copy_all(job.of(DecideCut)[-1].snapshot_id)
+    changes.notify()
+    pins = [(await reading).pin_id]
+    newest = job.core.snapshots.newest
+    assert newest is not None
+    assert [*newest.pins] == pins
+    assert pins[0] > 1 << 20

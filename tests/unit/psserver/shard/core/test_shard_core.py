@@ -9,8 +9,11 @@ from psserver.shard.core.effects import (
     ChunkTorn,
     Finish,
     HyperparametersDiffer,
+    LoadState,
     RefusePush,
 )
+from psserver.shard.core.shard_state import ShardRules
+from pswire.aggregation import Aggregation, UpdateRules
 from pswire.membership import Mode
 from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
@@ -259,6 +262,59 @@ def test_in_asp_only_the_longest_member_publishes(*, is_of_longest: bool) -> Non
     assert len(order.contributions) == is_of_longest
     shard.apply_all()
     assert shard.outcomes() == {"b": Outcome.APPLIED}
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_where_a_norm_is_the_limit_nobody_says_of_itself_that_it_is_the_longest(
+    name: str,
+) -> None:
+    """Values that are published have no norm, nor has state that is loaded."""
+    rules = ShardRules(update=UpdateRules(gradient_norm_max=1.0))
+    shard = DrivenShard({"a": 0, "b": 0}, [0], mode=Mode.ASP, rules=rules)
+    for worker in "ab":
+        shard.push(worker, chunks=[0])
+    shard.apply_all()
+    shard.forget()
+    what = replace(trailer([0]), publishes=True, is_of_longest=True, loads_state=True)
+    shard.send_trailer(push_id(name, 2), what)
+    shard.send_chunk(push_id(name, 2), 0)
+
+    (order,) = shard.of(ApplyChunk)
+    is_longest = name == "a"
+    assert len(order.contributions) == is_longest
+    assert len(shard.of(LoadState)) == is_longest
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean:0.4"])
+def test_of_workers_that_nobody_trusts_one_alone_replaces_no_values(rule: str) -> None:
+    update = UpdateRules(aggregation=Aggregation.parse(rule))
+    shard = DrivenShard(dict.fromkeys("abc", 0), [0], rules=ShardRules(update=update))
+    for name in "abc":
+        values = frozenset({0} if name == "a" else ())
+        shard.send_trailer(push_id(name), replace(trailer([0]), value_entries=values))
+        shard.send_chunk(push_id(name), 0)
+
+    (order,) = shard.of(ApplyChunk)
+    assert worker_ids(order) == ["b", "c"]
+    assert order.total_weight == 3.0  # its gradient counts as zeros
+
+
+def test_of_workers_that_nobody_trusts_one_that_publishes_ends_no_others() -> None:
+    update = UpdateRules(aggregation=Aggregation.parse("median"))
+    shard = DrivenShard(dict.fromkeys("abc", 0), [0], rules=ShardRules(update=update))
+    values = {"publishes": True, "value_entries": frozenset({0})}
+    shard.send_trailer(push_id("a"), replace(trailer([0]), **values))  # type: ignore[arg-type]
+    shard.send_chunk(push_id("a"), 0)
+    for name in "bc":
+        shard.push(name, chunks=[0])
+
+    (order,) = shard.apply_all()
+    assert worker_ids(order) == ["b", "c"]
+    assert shard.outcomes() == {
+        "a": Outcome.DROPPED,
+        "b": Outcome.APPLIED,
+        "c": Outcome.APPLIED,
+    }
 
 
 def test_weight_0_is_never_out_of_phase() -> None:

@@ -114,3 +114,21 @@ async def test_a_resent_push_is_given_the_buffers_again(shard: ServedShard) -> N
     again = push(shard, "a", {RUNNING: 4})
     await again.until_values(2)
     assert sorted(again.values) == [(WEIGHT, 1), (RUNNING, 4)]
+
+
+@pytest.mark.parametrize("mode", [Mode.BSP, Mode.ASP])
+async def test_a_step_has_no_values_of_what_is_trained(
+    shard: ServedShard, mode: Mode
+) -> None:
+    """They would replace the job's, and no norm or rule of aggregation sees them."""
+    shard.start("a", mode=mode)
+    call = OpenPush(shard)
+    header = shard.header("a", 1, value_entries=bytes([1 << WEIGHT]))
+    call.send(header + shard.trailer([WEIGHT]))
+    call.send(shard.chunk(WEIGHT, 1e9))
+    with pytest.raises(Refusal, match="a step has values of tensor 0") as caught:
+        await call.finished()
+    assert caught.value.reason == ErrorReason.MALFORMED_MESSAGE
+    good = push(shard, "a", {WEIGHT: 1})
+    await good.finished()
+    assert good.values == [(WEIGHT, 0.5)]
