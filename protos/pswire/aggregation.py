@@ -387,7 +387,7 @@ class UpdateRules:
         shares = {
             i: weights[i] if self.aggregation.rule.is_weighted else 1.0 for i in chosen
         }
-        total = math.fsum(shares.values())
+        total = sum_or_nan([*shares.values()])
         shares = {place: share / total for place, share in shares.items()}
         return self._clipped(clock, products.square_of_sum(shares))
 
@@ -426,8 +426,13 @@ class UpdateRules:
 
 
 def sum_or_nan(values: Sequence[float]) -> float:
-    """The sum, not a number where one of them is infinite or none."""
-    return math.fsum(values) if all(map(math.isfinite, values)) else math.nan
+    """The sum, not a number where one of them is infinite or none, or the sum is."""
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    try:
+        return math.fsum(values)
+    except OverflowError:  # each is a float64, as a bad worker may choose it
+        return math.nan
 
 
 def proof_of(key: bytes, shard_index: int, part: ClockChoice) -> bytes:

@@ -12,6 +12,7 @@ from pswire.aggregation import (
     Products,
     UpdateRules,
     proof_of,
+    sum_or_nan,
     without_finite,
 )
 from pswire.membership import ClockChoice, WorkerKey
@@ -207,3 +208,24 @@ def test_no_worker_can_pass_for_a_number_in_a_proof() -> None:
     (passed,) = struct.unpack("<d", b"4:bbbb1,")
     forged = ClockChoice(1, both[:1], sum_of_squares=passed, products=(9.0,))
     assert proof_of(b"key", 0, forged) != proof_of(b"key", 0, measured)
+
+
+def test_a_sum_beyond_all_numbers_excludes_its_worker_and_ends_nothing() -> None:
+    """As of gradients in float64, on two shards or in two chunks of one."""
+    huge = [[1e154], [1.0], [1.0], [1.0], [1.0]]
+    parts = [part(huge)] * 2
+    largest = [each.products[0] for each in parts]
+    assert all(map(math.isfinite, largest))
+    assert math.isnan(sum_or_nan([each * 1.7 for each in largest]))
+    parts = [each._replace(products=(1.7e308, *each.products[1:])) for each in parts]
+    assert taken(rules_of("multi-krum:f=1"), *parts) == [1, 2, 3, 4]
+
+
+def test_weights_beyond_all_numbers_end_nothing() -> None:
+    measured = part([[1.0], [1.0], [1.0]], weights=[1.7e308, 1.7e308, 1.0])
+    rules = UpdateRules(
+        gradient_norm_max=2.0,
+        clip_grad_norm=1.0,
+        bad_gradients=BadGradientPolicy.REJECT,
+    )
+    assert rules.decided([measured]).gradient_scale == 1.0
