@@ -70,10 +70,19 @@ def coordinatewise(
 
 
 def median_of(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The median of each element, in float64."""
-    ascending = _ascending([part.double().clone() for part in parts])
+    """The median of each element, in float64.
+
+    What is no number counts as the largest, and is the median where most have none: a
+    few that send it change no more than by any other value.
+    """
+    rows = [part.double().clone() for part in parts]
+    none_counts = sum((row.isnan() for row in rows), torch.tensor(0))
+    for row in rows:
+        row.masked_fill_(row.isnan(), torch.inf)
+    ascending = _ascending(rows)
     low, high = ascending[(len(parts) - 1) // 2], ascending[len(parts) // 2]
-    return low if low is high else low.mul(0.5).add_(high, alpha=0.5)
+    found = low if low is high else low.mul(0.5).add_(high, alpha=0.5)
+    return found.masked_fill_(2 * none_counts > len(parts), torch.nan)
 
 
 def products_of(

@@ -132,6 +132,15 @@ def test_what_was_sent_stays_as_it_is() -> None:
     assert [bytes(each.data) for each in parts] == before
 
 
+def test_a_buffer_that_is_no_number_is_outvoted() -> None:
+    nan = float("nan")
+    good = torch.tensor([1.0, 2.0, nan])
+    bad = torch.full((3,), nan)
+    assert str(median_of([bad, good, good]).tolist()) == "[1.0, 2.0, nan]"
+    assert str(median_of([good, bad, good + 2, good]).tolist()) == "[2.0, 3.0, nan]"
+    assert bad.isnan().all()
+
+
 def test_products_are_those_of_whole_gradients() -> None:
     generator = torch.Generator().manual_seed(1)
     gradients = list(torch.randn(4, 2 * PRODUCT_BLOCK_COUNT + 3, generator=generator))
