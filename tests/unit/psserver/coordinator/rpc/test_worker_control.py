@@ -44,7 +44,7 @@ async def test_whoever_knows_a_process_is_not_registered_as_its_worker(
     with JobStore(tmp_path) as store:
         settings = CoordinatorSettings(job_id="job", shard_count=1, workers_min=2)
         control = WorkerControl(CoordinatorHost(settings, store))
-        handler = grpc.unary_unary_rpc_method_handler(control.register_worker)
+        handler: Any = grpc.unary_unary_rpc_method_handler(control.register_worker)
 
         async def find(_: grpc.HandlerCallDetails) -> Any:  # noqa: ANN401
             return handler
