@@ -57,13 +57,14 @@ from tests.integration.test_hostile_control import entry, forged_join, optimizer
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
+# Members of the same job have to keep the times, too, on a busy machine.
 LIMITS: Final = Limits(
     machine_calls=96,
     registrations=32,
-    handshake_s=0.3,
+    handshake_s=1.0,
     idle_s=0.5,
-    first_message_s=0.2,
-    message_s=0.3,
+    first_message_s=1.0,
+    message_s=1.5,
     join_s=5.0,
     tensors=20_000,
     model_bytes=1 << 40,
@@ -350,7 +351,8 @@ def many_calls(t: Target) -> Outcome:
                 ready.set()
 
         for each in calls:
-            each.add_callback(partial(note, each))
+            if not each.add_callback(partial(note, each)):  # it has ended already
+                note(each)
         ready.wait(TIMEOUT_S)
         for each in calls:
             each.cancel()
@@ -658,7 +660,7 @@ ROWS: Final[dict[str, Row]] = {
     "a stream that sends nothing": row(
         lambda t: silent(t, "PushPullOnce"),
         "DEADLINE_EXCEEDED WAIT",
-        "silent for 0.2 s",
+        "silent for 1 s",
     ),
     "a push that stops": row(
         lambda t: silent(t, "Seed"), "DEADLINE_EXCEEDED WAIT", "silent"
