@@ -211,12 +211,16 @@ async def test_an_answer_that_is_not_read_ends_with_its_connection() -> None:
         with Http2Client(probe.address) as client:
             client.begin(PATH + "Much")
             client.send(b"\0\0\0\0\0", ends=True)
+            now_s = asyncio.get_running_loop().time
+            # A connection that answers no ping ends as well, later.
             async with asyncio.timeout(TIMEOUT_S):
                 await probe.begun.wait()
+                while "Much" not in probe.calls.unread(now_s()).values():
+                    await asyncio.sleep(0.01)
             room = Room(probe.calls, probe.port)
             while probe.calls.count:
+                room.look(now_s())
                 await asyncio.sleep(0.01)
-                room.look(asyncio.get_running_loop().time())
             assert await asyncio.to_thread(client.is_ended)
         assert await echoed(channel) == b"x", "others go on"
 
