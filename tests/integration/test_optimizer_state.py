@@ -216,8 +216,9 @@ def test_workers_read_and_load_at_the_same_place(mode: str, tmp_path: Path) -> N
             assert deviation([*values, *flat(state)], exact) <= DEVIATION_MAX
         assert steps == {4.0}
     elif mode == "ssp":
-        # Each push is an update; the longest worker's has gone back, once.
-        assert steps <= {float(count) for count in range(4, 9)}
+        # Each push is an update; the longest worker's has gone back, once: to at most 2
+        # of its own and 3 of the other's, who then has 3 to make beside its own 2.
+        assert steps <= {float(count) for count in range(4, 11)}
     else:  # of six steps two or more counted, all from one place of all tensors
         (count,) = steps
         assert 2 <= count <= 6
@@ -394,7 +395,7 @@ def test_state_that_a_shard_does_not_take_in_time_is_told_by_its_step(
             return parse_address(proxies[0].address)
 
         job = stack.enter_context(Job(tmp_path, advertise={1: through_proxy}))
-        ps = stack.enter_context(connect(job, "w0", step_timeout_s=1))
+        ps = stack.enter_context(connect(job, "w0", step_timeout_s=3))
         model = small_model()
         model, optimizer = ps.prepare(model, adam(model))
         train(model, optimizer, None, range(1))
@@ -409,7 +410,7 @@ def test_state_that_a_shard_does_not_take_in_time_is_told_by_its_step(
 
     text = str(caught.value)
     assert text.startswith(
-        "the shards have not taken the state loaded into optimizer within 1 s: shard 1 "
+        "the shards have not taken the state loaded into optimizer within 3 s: shard 1 "
         f"at {proxies[0].address}"
     )
     assert text.endswith("; step() again sends it again")

@@ -389,8 +389,11 @@ def test_an_error_of_connect_names_address_cause_and_cure(
         text = str(caught.value)
         assert text.startswith(f"cannot reach the coordinator at {job.address} within")
         assert "is not of the authority in --tls-ca" in text
-        with pytest.raises(psworker.ConnectError, match="not of the authority"):
-            psworker.SnapshotReader(job.address).latest(timeout=1.0)
+        with (
+            psworker.SnapshotReader(job.address) as reader,
+            pytest.raises(psworker.ConnectError, match="not of the authority"),
+        ):
+            reader.latest(timeout=1.0)
         # The job's own processes, which the variables name, go on.
         use(monkeypatch, made.job.credentials(SERVER))
 

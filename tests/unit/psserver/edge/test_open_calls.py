@@ -215,7 +215,7 @@ async def test_an_answer_that_is_not_read_ends_with_its_connection() -> None:
             # A connection that answers no ping ends as well, later.
             async with asyncio.timeout(TIMEOUT_S):
                 await probe.begun.wait()
-                while "Much" not in probe.calls.unread(now_s()).values():
+                while "Much" not in probe.calls.unread(now_s()).values():  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             room = Room(probe.calls, probe.port)
             while probe.calls.count:
