@@ -132,23 +132,23 @@ def first_of(
 class _Running(LoopFuture[T]):
     """A coroutine that the loop makes and runs: an interrupted thread leaves none."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Work[T]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._loop = loop
-        self._work = work
         self._task: asyncio.Task[T] | None = None
 
-    def begin(self) -> None:
-        """Begins, on the loop."""
-        self._task = self._loop.create_task(self._run())
+    def begin(self, work: Work[T]) -> None:
+        """Begins, on the loop.
+
+        Keeps `work` until its end alone: who keeps this may be part of a cycle, and a
+        push's gradients would stay until garbage is collected.
+        """
+        self._task = self._loop.create_task(_run(work))
         self._task.add_done_callback(self._ends)
 
     @override
     def cancel(self) -> None:
         self._loop.call_soon_threadsafe(self._cancel)
-
-    async def _run(self) -> T:
-        return await self._work()
 
     def _cancel(self) -> None:
         if self._task is None:  # whoever started it was interrupted
@@ -163,6 +163,10 @@ class _Running(LoopFuture[T]):
             self.set_exception(error)
         else:
             self.set_result(task.result())
+
+
+async def _run(work: Work[T]) -> T:
+    return await work()
 
 
 class EventLoop:
@@ -205,11 +209,11 @@ class EventLoop:
             ClosedError: This is a forked child, which has no such thread, or the thread
                 has ended.
         """
-        running = _Running(self._loop, work)
+        running = _Running[T](self._loop)
         try:
             if on_end is not None:
                 running.call_at_end(on_end)
-            self._begin(running)
+            self._begin(running, work)
             return running
         except BaseException:  # by a signal handler, say, anywhere in here
             if not running.done():
@@ -231,9 +235,9 @@ class EventLoop:
             CancelledError: That of `concurrent.futures`: the thread ended first.
         """
         assert threading.current_thread() is not self._thread, "would wait for itself"
-        running = _Running(self._loop, work)
+        running = _Running[T](self._loop)
         try:
-            self._begin(running)
+            self._begin(running, work)
             return running.result(timeout_s)
         except BaseException:
             if not running.done():
@@ -269,12 +273,12 @@ class EventLoop:
         if not self._stopped.done():
             self._stopped.set_result(None)
 
-    def _begin(self, running: _Running[Any]) -> None:
+    def _begin(self, running: _Running[T], work: Work[T]) -> None:
         try:
             with self._lock:
                 self._refuse_in_child()
                 self._refuse_when_over()
-                self._loop.call_soon_threadsafe(running.begin)
+                self._loop.call_soon_threadsafe(running.begin, work)
         except ClosedError as error:
             running.set_exception(error)
             raise

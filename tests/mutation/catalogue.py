@@ -3573,4 +3573,18 @@ BUGS = (
         ),
         tests=("tests/integration/test_late_schedules.py",),
     ),
+    PlantedBug(
+        "what runs on the loop keeps what has made it",
+        (
+            Edit(
+                f"{WORKER}/event_loop.py",
+                "        self._task = self._loop.create_task(_run(work))\n",
+                "        self._work = work\n"
+                "        self._task = self._loop.create_task(_run(work))\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/member/test_exchange.py::test_what_delivers_is_freed_at_the_end_and_not_when_garbage_is",
+        ),
+    ),
 )

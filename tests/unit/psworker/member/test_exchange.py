@@ -1,8 +1,10 @@
 """A delivery that brings values faster than they are asked for."""
 
 import asyncio
+import gc
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from pswire.placement import place
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
 from pswire.torch_types import buffer_of
 from psworker.event_loop import EventLoop
-from psworker.member.exchange import Incoming, PushExchange
+from psworker.member.exchange import Incoming, PushExchange, receive
 from psworker.optim.step_contents import StepContents
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.ports import Receiver
@@ -107,3 +109,27 @@ def test_a_push_keeps_no_gradient_once_it_is_encoded(loop: EventLoop) -> None:
     exchange.run(
         loop, deliver, ValueStore([torch.zeros(4)], place(ModelSchema((entry,)), 1))
     )
+
+
+def test_what_delivers_is_freed_at_the_end_and_not_when_garbage_is(
+    loop: EventLoop,
+) -> None:
+    # It holds a push's messages: the gradient once more, beside those of the next step.
+    class Messages:
+        pass
+
+    messages = Messages()
+    kept = weakref.ref(messages)
+
+    async def deliver(_: Receiver, messages: Messages) -> Sequence[PushReply]:
+        return []
+
+    entry = SchemaEntry(name="weight", shape=(4,), element_type=ElementType.FLOAT32)
+    store = ValueStore([torch.zeros(4)], place(ModelSchema((entry,)), 1))
+    gc.disable()
+    try:
+        receive(loop, partial(deliver, messages=messages), store)
+        del messages
+        assert kept() is None
+    finally:
+        gc.enable()
