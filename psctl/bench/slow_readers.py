@@ -60,8 +60,11 @@ async def _read_on(address: str, bytes_per_s: float) -> None:
             has_read = True
         except CallError as error:
             refusal = error.refusal
-            if refusal is not None and refusal.reason is ErrorReason.NOT_STARTED:
+            reason = None if refusal is None else refusal.reason
+            if reason is ErrorReason.NOT_STARTED:
                 await asyncio.sleep(_PAUSE_S)
+            elif reason is ErrorReason.SNAPSHOT_GONE:
+                continue  # the process was stopped, as between its turns, for too long
             elif has_read:
                 return
             else:
