@@ -17,6 +17,9 @@ from psworker.transport.snapshot_client import SnapshotClient
 
 _WAIT_S = 60.0
 _PAUSE_S = 0.2
+_FAILURES_MAX = 3
+"""In a row: then the job is over. One or two have readers that were stopped between
+their turns, for longer than connections and snapshots are kept."""
 
 
 async def read_once(coordinator: ControlClient, bytes_per_s: float) -> int:
@@ -53,22 +56,21 @@ async def read_once(coordinator: ControlClient, bytes_per_s: float) -> int:
 
 async def _read_on(address: str, bytes_per_s: float) -> None:
     """Reads until the job is over."""
-    coordinator, has_read = ControlClient(address), False
+    coordinator, has_read, failures = ControlClient(address), False, 0
     while True:
         try:
             await read_once(coordinator, bytes_per_s)
-            has_read = True
         except CallError as error:
             refusal = error.refusal
-            reason = None if refusal is None else refusal.reason
-            if reason is ErrorReason.NOT_STARTED:
-                await asyncio.sleep(_PAUSE_S)
-            elif reason is ErrorReason.SNAPSHOT_GONE:
-                continue  # the process was stopped, as between its turns, for too long
-            elif has_read:
-                return
-            else:
+            if refusal is None or refusal.reason is not ErrorReason.NOT_STARTED:
+                failures += 1
+            if failures == _FAILURES_MAX:
+                if has_read:
+                    return
                 raise
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            has_read, failures = True, 0
 
 
 async def read_slowly(address: str, count: int, bytes_per_s: float) -> None:
