@@ -88,6 +88,25 @@ protos: .venv-protogen/installed .venv/installed
 		echo 'protos not linted: buf comes from npm, and npm is not installed' >&2; \
 	fi
 
+# What has not changed since the last time is not built again.
+SITE := .docs/html/docs/index.html
+.PHONY: site
+site: .venv/installed
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs -d .docs/doctrees . .docs/html
+
+.PHONY: docs
+docs: site ## build the documentation site, and say where it is
+	@echo "the site is at $(CURDIR)/$(SITE)"
+
+.PHONY: wheel
+wheel: .venv/installed ## build the source distribution and the wheel
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build -t sdist -t wheel
+
+.PHONY: wheel-check
+wheel-check: .venv/installed ## install the wheel into an empty environment, and run the demo there
+	$(BIN)/python -m tests.wheel_check
+
 # Else each process of pytest would compile all tests, at the same time as the others.
 .PHONY: compiled
 compiled: .venv/installed
@@ -184,7 +203,7 @@ clean: ## remove what these commands made
 	rm -rf .venv .venv-protogen .venv-buf .venv-oldest .venv-newest .venv-audit \
 		.fuzz \
 		.mypy_cache .ruff_cache .pytest_cache \
-		.import_linter_cache .hypothesis .conformance-data
+		.import_linter_cache .hypothesis .conformance-data .docs dist
 
 # Stamps are written last: an interrupted installation is taken up again.
 .venv/installed: pyproject.toml constraints.txt

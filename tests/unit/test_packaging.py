@@ -16,7 +16,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from pswire.limits import PROTOCOL_VERSION
 from tests.doubles.installed import need
+from tests.wheel_check import build, unpacked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -37,15 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
     """A wheel built as a release would."""
     need("hatchling", "pip install hatchling")
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    (built,) = folder.glob("*.whl")
-    with zipfile.ZipFile(built) as archive:
+    with zipfile.ZipFile(build("wheel", REPOSITORY, folder)) as archive:
         yield archive
 
 
@@ -86,6 +80,32 @@ def test_wheel_holds_nothing_else(wheel_names: set[str]) -> None:
     }
 
 
+def test_wheel_holds_every_file_of_its_packages(wheel_names: set[str]) -> None:
+    """Pages and types too, and not only modules."""
+    listed = subprocess.run(
+        ["git", "ls-files", *("psserver", "psworker", "psctl", "protos/pswire")],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    tracked = {name.removeprefix("protos/") for name in listed.stdout.splitlines()}
+    assert "pswire/v1/push.proto" in tracked
+    assert tracked - wheel_names == set()
+
+
+def test_a_wheel_of_the_source_distribution_is_the_same(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    sdist = build("sdist", REPOSITORY, tmp_path / "sdist")
+    source = unpacked(sdist, tmp_path / "source")
+    assert (source / "tests" / "unit" / "test_packaging.py").exists()
+    with zipfile.ZipFile(build("wheel", source, tmp_path / "wheel")) as again:
+        for name in wheel.namelist():
+            assert again.read(name) == wheel.read(name), name
+        assert again.namelist() == wheel.namelist()
+
+
 def test_wheel_says_what_it_is_and_under_which_licence(
     wheel: zipfile.ZipFile, wheel_names: set[str], wheel_metadata: Message
 ) -> None:
@@ -98,6 +118,20 @@ def test_wheel_says_what_it_is_and_under_which_licence(
     assert wheel_metadata["Description-Content-Type"] == "text/markdown"
     shown = wheel_metadata.get_payload(decode=True)
     assert shown == (REPOSITORY / "README.md").read_bytes()
+
+
+def test_every_extra_is_documented(project: dict[str, Any]) -> None:
+    page = (REPOSITORY / "docs" / "install.md").read_text()
+    told = set(re.findall(r"^\| `\[(\w+)\]` \|", page, re.M))
+    assert told == set(project["optional-dependencies"]) - {"dev"}
+
+
+def test_the_page_of_versions_names_the_versions_of_today(
+    project: dict[str, Any],
+) -> None:
+    page = (REPOSITORY / "docs" / "versions.md").read_text()
+    assert f"| package | {project['version']} |" in page
+    assert f"| protocol | {PROTOCOL_VERSION} |" in page
 
 
 def test_the_licence_is_the_whole_of_apache_2() -> None:
