@@ -3,7 +3,7 @@
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -16,7 +16,7 @@ from psserver.config import (
 )
 from psserver.edge.limits import Limits
 from psserver.job_options import JobOptions, takes_job_options
-from pswire.addresses import Address
+from pswire.addresses import Address, parse_address
 from pswire.limits import WAIT_S_MAX
 from pswire.number_range import NumberRange
 from pswire.options import (
@@ -29,9 +29,17 @@ from pswire.options import (
 from pswire.security.credentials import Credentials
 from pswire.security.token_store import TOKENS_VARIABLE
 
+OFF: Final = "off"
+"""In place of an address, for no admin port."""
+
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
 )
+
+
+def _admin_text(text: str) -> str:
+    """An address, or that there is none."""
+    return text if text == OFF else str(listen_address(text))
 
 
 Listen = Annotated[
@@ -41,6 +49,16 @@ Listen = Annotated[
         metavar="HOST:PORT",
         envvar="PS_LISTEN",
         help="Where to listen; port 0 takes a free one and prints it.",
+    ),
+]
+AdminListen = Annotated[
+    str,
+    typer.Option(
+        parser=_admin_text,
+        metavar="HOST:PORT|off",
+        envvar="PS_ADMIN_LISTEN",
+        help="Where to serve health, readiness, metrics and the page of the job by "
+        "HTTP; port 0 takes a free one and logs it. See docs/operations.md.",
     ),
 ]
 StateDir = Annotated[
@@ -109,6 +127,7 @@ def psserver(
 def coordinator(
     *,
     listen: Listen = "127.0.0.1:7070",  # type: ignore[assignment]
+    admin_listen: AdminListen = "127.0.0.1:0",
     state_dir: StateDir,
     insecure: Insecure = False,
     tokens: Tokens = None,
@@ -118,8 +137,10 @@ def coordinator(
     job: JobOptions,
 ) -> None:
     """Serves one job: settings, members, shard map, data order."""
+    listening = _listening(listen, tokens, insecure=insecure)
     config = replace(
-        job.config(_listening(listen, tokens, insecure=insecure), state_dir),
+        job.config(listening, state_dir),
+        admin=_admin(listening, admin_listen),
         history=history,
         limits=_limits(limit),
     )
@@ -143,6 +164,7 @@ def shard(
         ),
     ],
     listen: Listen = "127.0.0.1:0",  # type: ignore[assignment]
+    admin_listen: AdminListen = "127.0.0.1:0",
     state_dir: StateDir,
     advertise: Annotated[
         Address | None,
@@ -176,8 +198,10 @@ def shard(
     verbose: Verbose = False,
 ) -> None:
     """Holds one shard of the parameters and runs its optimizer."""
+    listening = _listening(listen, tokens, insecure=insecure)
     config = ShardConfig(
-        listen=_listening(listen, tokens, insecure=insecure),
+        listen=listening,
+        admin=_admin(listening, admin_listen),
         coordinator=coordinator,
         advertise=advertise,
         state_dir=state_dir,
@@ -197,6 +221,7 @@ def shard(
 def local(
     *,
     listen: Listen = "127.0.0.1:7070",  # type: ignore[assignment]
+    admin_listen: AdminListen = "127.0.0.1:0",
     state_dir: StateDir,
     insecure: Insecure = False,
     tokens: Tokens = None,
@@ -206,8 +231,10 @@ def local(
     job: JobOptions,
 ) -> None:
     """Runs a coordinator and its shards on one machine."""
+    listening = _listening(listen, tokens, insecure=insecure)
     config = replace(
-        job.config(_listening(listen, tokens, insecure=insecure), state_dir),
+        job.config(listening, state_dir),
+        admin=_admin(listening, admin_listen),
         history=history,
         limits=_limits(limit),
     )
@@ -277,6 +304,10 @@ def _listening(
         tokens=tokens,
         credentials=Credentials.from_environment(),
     )
+
+
+def _admin(listen: ListenConfig, text: str) -> ListenConfig | None:
+    return None if text == OFF else listen.admin(parse_address(text))
 
 
 def _limits(texts: list[str]) -> Limits:

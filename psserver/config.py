@@ -1,8 +1,9 @@
 """Settings of the daemons, built once from the command line."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from psserver.edge.checkpoint_interval import EVERY_TEN_MINUTES, CheckpointInterval
 from psserver.edge.coordinator_settings import (
@@ -92,12 +93,25 @@ class ListenConfig:
         insecure: Whether it may listen beyond loopback although not all protects it.
         credentials: What it proves itself with, and others are checked by.
         tokens: File of the tokens that callers may show, None for no such file.
+        asks_certificates: Whether the authority's certificates say who calls, too.
+        option: By which the address is given.
     """
 
     address: Address
     insecure: bool = False
     credentials: Credentials = field(default_factory=Credentials)
     tokens: Path | None = None
+    asks_certificates: bool = True
+    option: str = "--listen"
+
+    def admin(self, address: Address) -> Self:
+        """Where the same daemon has its admin port, with the same protection.
+
+        No browser or probe shows a certificate.
+        """
+        return replace(
+            self, address=address, asks_certificates=False, option="--admin-listen"
+        )
 
     @property
     def demands_certificates(self) -> bool:
@@ -107,7 +121,12 @@ class ListenConfig:
         or of nobody.
         """
         tls = self.credentials.tls
-        return tls is not None and tls.ca is not None and self.tokens is None
+        return (
+            self.asks_certificates
+            and tls is not None
+            and tls.ca is not None
+            and self.tokens is None
+        )
 
     @property
     def missing_protection(self) -> str:
@@ -125,7 +144,8 @@ class ListenConfig:
     def exposure(self) -> str:
         """What others can do for want of it; empty for nothing."""
         if "authentication" in self.missing_protection:
-            return "anyone who reaches this port can write to the model"
+            power = "write to the model" if self.asks_certificates else "change the job"
+            return f"anyone who reaches this port can {power}"
         if self.missing_protection:
             return "whoever sees its packets has the tokens that are in them"
         return ""
@@ -144,9 +164,10 @@ class ListenConfig:
             )
         if self.missing_protection and not self.insecure:
             raise OptionError(
-                f"--listen {self.address} can be reached by other machines, without "
-                f"{self.missing_protection}: {self.exposure}; give --tls-ca, "
-                "--tls-cert and --tls-key, as `psctl tls init` makes them, listen on "
+                f"{self.option} {self.address} can be reached by other machines, "
+                f"without {self.missing_protection}: {self.exposure}; give --tls-ca, "
+                "--tls-cert and --tls-key, as `psctl tls init` makes them"
+                f"{'' if self.asks_certificates else ', and --tokens'}, listen on "
                 "127.0.0.1, or say --insecure on a network that you trust"
             )
 
@@ -157,6 +178,7 @@ class CoordinatorConfig:
 
     Attributes:
         listen: Where it listens.
+        admin: Its admin port, None for none.
         state_dir: Folder of its durable state.
         shard_count: Shards of the job.
         mode: How workers keep together.
@@ -210,6 +232,7 @@ class CoordinatorConfig:
     checkpoint_keep_count: int | None = None
     history: str = ""
     limits: Limits = DEFAULT_LIMITS
+    admin: ListenConfig | None = None
 
     def validate(self) -> None:
         """Checks every setting.
@@ -218,6 +241,8 @@ class CoordinatorConfig:
             OptionError: The first one that is wrong.
         """
         self.listen.validate()
+        if self.admin is not None:
+            self.admin.validate()
         _check("--shards", SHARD_COUNT, self.shard_count)
         _check("--min-workers", WORKERS_MIN, self.workers_min)
         _check("--lease-ttl", LEASE_TTL_S, self.lease_ttl_ms / 1000)
@@ -453,6 +478,7 @@ class ShardConfig:
 
     Attributes:
         listen: Where it listens.
+        admin: Its admin port, None for none.
         coordinator: Where the coordinator is.
         advertise: Where workers reach it; None for where it listens.
         state_dir: Folder of its durable state.
@@ -475,6 +501,7 @@ class ShardConfig:
         default_factory=lambda: is_wanted(os.environ.get(SHARED_MEMORY_VARIABLE, "1"))
     )
     limits: Limits = DEFAULT_LIMITS
+    admin: ListenConfig | None = None
 
     def validate(self) -> None:
         """Checks every setting.
@@ -483,6 +510,8 @@ class ShardConfig:
             OptionError: The first one that is wrong.
         """
         self.listen.validate()
+        if self.admin is not None:
+            self.admin.validate()
         if self.listen.address.is_unspecified and self.advertise is None:
             raise OptionError(
                 f"--listen {self.listen.address} is every address of this machine: "

@@ -86,6 +86,7 @@ async def _supervise(
         "coordinator",
         f"--listen={config.listen.address}",
         f"--state-dir={config.state_dir / 'coordinator'}",
+        f"--admin-listen={'off' if config.admin is None else config.admin.address}",
         *job_arguments,
         *common,
     )
@@ -106,6 +107,8 @@ async def _supervise(
             "shard",
             f"--coordinator={address}",
             f"--listen={shard_listen(config.listen.address)}",
+            "--admin-listen="
+            f"{'off' if config.admin is None else shard_listen(config.admin.address)}",
             f"--state-dir={config.state_dir / f'shard-{index}'}",
             f"--index={index}",
             *common,

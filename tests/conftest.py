@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # of a tiny model then takes 20 ms instead of 0.5.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Daemons of tests serve no pages but where a test is about them.
+os.environ["PS_ADMIN_LISTEN"] = "off"
+
 # As in a script, which imports psworker before grpc: a test that imports grpc first
 # would have its handlers in forked children, such as a DataLoader's, and they crash.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"

@@ -17,6 +17,7 @@ from psserver.coordinator.rpc.shard_control import ShardControl
 from psserver.coordinator.rpc.worker_control import WorkerControl
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.access import Access, watch_tokens
+from psserver.edge.admin import admin_port
 from psserver.edge.descriptors import descriptors, fitted
 from psserver.edge.ending import JobFailedError
 from psserver.edge.lifecycle import (
@@ -96,18 +97,28 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         for service in ("", SERVICE):
             await health.set(service, health_messages.HealthCheckResponse.SERVING)
         _tell(config, host)
-        announce("coordinator", address)
         try:
-            await stay(
-                host.run_clock(),
-                _fail_with(host),
-                watch_room(calls, address.port),
-                watch_certificates(config.listen),
-                watch_tokens(access),
-            )
-            if settings.checkpoints is not None:
-                await host.save_last()
-                print_line(STOPPING_LINE)
+            async with admin_port(
+                config.admin,
+                access,
+                config.limits,
+                unready_reason=lambda: host.unready_reason,
+            ) as admin:
+                if admin is not None:
+                    log.info("the page of this job is at %s", admin.url)
+                announce("coordinator", address)
+                await stay(
+                    host.run_clock(),
+                    _fail_with(host),
+                    watch_room(calls, address.port),
+                    watch_certificates(config.listen),
+                    watch_tokens(access),
+                )
+                if admin is not None:
+                    admin.drain()
+                if settings.checkpoints is not None:
+                    await host.save_last()
+                    print_line(STOPPING_LINE)
         finally:
             await health.enter_graceful_shutdown()
             await stop(server)

@@ -253,6 +253,11 @@ class Access(grpc.aio.ServerInterceptor):
             self._checked[method] = handler, checked
         return checked
 
+    def identity_of(self, token: str) -> Identity | None:
+        """Whom a token stands for, None for one that does not count."""
+        entry = None if self._tokens is None else self._tokens.find(token)
+        return None if entry is None else entry.identity
+
     def look(self) -> None:
         """Looks whether tokens have changed, and ends calls of those that are gone."""
         if self._tokens is None:

@@ -44,7 +44,7 @@ def bind(server: grpc.aio.Server, listen: ListenConfig) -> Address:
         CredentialsError: The files of TLS can't be used.
     """
     address = listen.address
-    _check_free(address)
+    _check_free(listen)
     certificates = certificates_of(listen.credentials)
     try:
         if certificates is None:
@@ -77,8 +77,9 @@ async def watch_certificates(listen: ListenConfig) -> None:
     await asyncio.Event().wait()  # as long as the daemon serves
 
 
-def _check_free(address: Address) -> None:
+def _check_free(listen: ListenConfig) -> None:
     """Says in words why an address can't be bound; gRPC's text does not."""
+    address = listen.address
     if address.port == 0:
         return
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -88,14 +89,20 @@ def _check_free(address: Address) -> None:
         try:
             probe.bind((address.host, address.port))
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                why = (
-                    f"port {address.port} is in use by another process; stop it, or "
-                    "choose another --listen (port 0 takes a free one)"
-                )
-            else:
-                why = f"{error.strerror}; choose another --listen"
-            raise ConfigurationError(f"can't listen on {address}: {why}") from error
+            raise bind_problem(error, listen) from error
+
+
+def bind_problem(error: OSError, listen: ListenConfig) -> ConfigurationError:
+    """Why an address can't be bound, in words."""
+    address, option = listen.address, listen.option
+    if error.errno == errno.EADDRINUSE:
+        why = (
+            f"port {address.port} is in use by another process; stop it, or choose "
+            f"another {option} (port 0 takes a free one)"
+        )
+    else:
+        why = f"{error.strerror}; choose another {option}"
+    return ConfigurationError(f"can't listen on {address}: {why}")
 
 
 def announce(role: str, address: Address) -> None:

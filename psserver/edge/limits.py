@@ -42,6 +42,9 @@ class Limits:
     calls: int = _count(32_768, "Calls under way.", 16)
     machine_calls: int = _count(16_384, "Calls of one machine under way.", 16)
     metadata_bytes: int = _count(8_192, "Headers of a call.", 4_096)
+    admin_connections: int = _count(
+        64, "Connections to the admin port; idle ones end for others.", 4
+    )
     tensors: int = _count(
         ENTRY_COUNT_MAX, "Tensors that a job may declare.", most=ENTRY_COUNT_MAX
     )

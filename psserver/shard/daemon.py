@@ -15,6 +15,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from psserver.config import ShardConfig
 from psserver.edge.access import Access, watch_tokens
+from psserver.edge.admin import admin_port
 from psserver.edge.descriptors import descriptors, fitted
 from psserver.edge.ending import JobFailedError
 from psserver.edge.lifecycle import (
@@ -61,6 +62,24 @@ class LateHandler(grpc.GenericRpcHandler):
         return self._inner.service(handler_call_details)
 
 
+class _Place:
+    """What this process is in the job.
+
+    Attributes:
+        host: The shard, None before it has a place.
+    """
+
+    def __init__(self) -> None:
+        self.host: ShardHost | None = None
+
+    @property
+    def unready_reason(self) -> str:
+        """Why it serves nobody now, in words; empty while it does."""
+        if self.host is None:
+            return "the coordinator has given it no place in the job yet"
+        return self.host.unready_reason
+
+
 SWITCH_INTERVAL_S = 5e-4
 
 log = logging.getLogger("psserver.shard")
@@ -93,17 +112,28 @@ async def run_shard(config: ShardConfig) -> None:
         address = bind(server, config.listen)
         await server.start()
         await health.set(SERVICE, health_messages.HealthCheckResponse.NOT_SERVING)
-        announce("shard", address)
         if text := config.unreachable_text:
             log.warning("%s", text)
+        place = _Place()
         try:
-            await stay(
-                _serve(config, str(config.advertise or address), late, health),
-                watch_room(calls, address.port),
-                watch_certificates(config.listen),
-                watch_tokens(access),
-                _import_optimizers(),
-            )
+            async with admin_port(
+                config.admin,
+                access,
+                config.limits,
+                unready_reason=lambda: place.unready_reason,
+            ) as admin:
+                if admin is not None:
+                    log.info("health of this shard is at %s", admin.url)
+                announce("shard", address)
+                await stay(
+                    _serve(
+                        config, str(config.advertise or address), place, late, health
+                    ),
+                    watch_room(calls, address.port),
+                    watch_certificates(config.listen),
+                    watch_tokens(access),
+                    _import_optimizers(),
+                )
         finally:
             await health.enter_graceful_shutdown()
             await stop(server)
@@ -125,6 +155,7 @@ async def _import_optimizers() -> None:
 async def _serve(
     config: ShardConfig,
     address: str,
+    place: _Place,
     late: LateHandler,
     health: grpc_health.v1.health.aio.HealthServicer,
 ) -> None:
@@ -138,18 +169,18 @@ async def _serve(
         client = CoordinatorClient(channel, str(config.coordinator))
         index = config.index
         while True:
-            place = await client.register(
+            given = await client.register(
                 process_id=uuid.uuid4().hex,
                 address=address,
                 memory=usable_memory(),
                 wanted_index=index,
             )
-            index = place.shard_index
-            log.info("shard %d of job %s", place.shard_index, place.settings.job_id)
+            index = given.shard_index
+            log.info("shard %d of job %s", given.shard_index, given.settings.job_id)
             host = ShardHost(
-                shard_index=place.shard_index,
-                incarnation=place.incarnation,
-                settings=read_settings(place.settings),
+                shard_index=given.shard_index,
+                incarnation=given.incarnation,
+                settings=read_settings(given.settings),
                 thread_count=config.thread_count,
                 shares_memory=config.shares_memory and bool(boot_id()),
                 limits=config.limits,
@@ -160,6 +191,7 @@ async def _serve(
                 incarnation=host.incarnation,
                 settings=host.settings,
             )
+            place.host = host
             late.set(ParameterService(host).handler())
             await health.set(SERVICE, health_messages.HealthCheckResponse.SERVING)
             try:
@@ -177,4 +209,5 @@ async def _serve(
                     "the job returns to a checkpoint: %s",
                     *(host.shard_index, refusal.message),
                 )
+            place.host = None
             await health.set(SERVICE, health_messages.HealthCheckResponse.NOT_SERVING)

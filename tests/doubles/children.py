@@ -121,6 +121,7 @@ class Nursery:
         self._starting = threading.Lock()
         self._lock = threading.Lock()
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PS_")}
+        kept["PS_ADMIN_LISTEN"] = "off"
         kept |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.doubles.nursery", *modules],

@@ -90,6 +90,7 @@ def child(order: dict[str, Any]) -> NoReturn:
         os.close(opened)
     for name in [name for name in os.environ if name.startswith("PS_")]:
         del os.environ[name]
+    os.environ["PS_ADMIN_LISTEN"] = "off"
     os.environ.update(order["environment"])
     os.chdir(order["working"])
     (launch if order["launches"] else live)(order["command"])

@@ -50,7 +50,8 @@ class Processes:
             )
             return
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PS_")}
-        kept |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment}
+        kept |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        kept |= {"PS_ADMIN_LISTEN": "off", **environment}
         with (
             (self._folder / f"{name}.log").open("wb") as log,
             (self._folder / f"{name}.out").open("wb") as out,

@@ -3477,8 +3477,8 @@ BUGS = (
         (
             Edit(
                 "psserver/config.py",
-                "        return tls is not None and tls.ca is not None and self.tokens",
-                "        return tls is None and self.tokens",
+                "            self.asks_certificates\n            and tls is not None\n",
+                "            tls is None\n            and tls is not None\n",
             ),
         ),
         tests=(
@@ -3572,6 +3572,71 @@ BUGS = (
             ),
         ),
         tests=("tests/integration/test_late_schedules.py",),
+    ),
+    PlantedBug(
+        "a page of another origin may change the job through the admin port",
+        (
+            Edit(
+                "psserver/edge/admin.py",
+                'if origin is not None and origin != f"{request.url.scheme}://{shown}":',
+                "if origin == 'null':",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_admin.py::test_another_origin_changes_nothing",
+        ),
+    ),
+    PlantedBug(
+        "a foreign name leads to the admin port",
+        (
+            Edit(
+                "psserver/edge/admin.py",
+                "if listen.tokens is None and host not in names and not",
+                "if listen.tokens is not None and host not in names and not",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_admin.py::test_a_name_of_somebody_elses_leads_nowhere",
+        ),
+    ),
+    PlantedBug(
+        "any role may change the job through the admin port",
+        (
+            Edit(
+                "psserver/edge/admin.py",
+                "if changes and identity.role is not Role.ADMIN:",
+                "if changes and identity.role is Role.READER:",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_admin.py::test_roles_say_who_reads_and_who_changes",
+        ),
+    ),
+    PlantedBug(
+        "a request that is not whole holds its connection to the admin port",
+        (
+            Edit(
+                "psserver/edge/admin.py",
+                "return cycle is None or cycle.more_body or cycle.response_complete",
+                "return cycle is None or cycle.response_complete",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_admin.py::test_a_request_that_does_not_end_ends_its_connection",
+        ),
+    ),
+    PlantedBug(
+        "a full admin port takes nobody new",
+        (
+            Edit(
+                "psserver/edge/admin.py",
+                "            if connection.is_idle:\n",
+                "            if connection.is_idle and not connection.is_made:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_admin.py::test_many_connections_make_room_for_the_next_one",
+        ),
     ),
     PlantedBug(
         "what runs on the loop keeps what has made it",

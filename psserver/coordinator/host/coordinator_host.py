@@ -147,6 +147,15 @@ class CoordinatorHost:
         await asyncio.sleep(FAREWELL_S)
         return self.core.progress.failure
 
+    @property
+    def unready_reason(self) -> str:
+        """Why it serves nobody now, in words; empty while it does."""
+        if self.core.progress.failure:
+            return f"the job has failed: {self.core.progress.failure}"
+        if self.core.writes.failure:
+            return f"its state can't be written: {self.core.writes.failure}"
+        return ""
+
     def pump(self) -> Refusal | None:
         """Carries out what the core wants done; safe to call at any time.
 

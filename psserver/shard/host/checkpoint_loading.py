@@ -33,6 +33,11 @@ class CheckpointLoading:
         self._loading: asyncio.Task[None] | None = None
         self._fence_number = 0
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether values are still being read."""
+        return self._loading is not None and not self._loading.done()
+
     def begin(
         self, model: ShardModel, fence_number: int, place: CheckpointPlace
     ) -> None:

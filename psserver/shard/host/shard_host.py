@@ -193,6 +193,18 @@ class ShardHost:
             )
 
     @property
+    def unready_reason(self) -> str:
+        """Why it serves nobody now, in words; empty while it does.
+
+        One that waits for its first values serves: a worker sends them.
+        """
+        if self.end_reason:
+            return f"the job has failed: {self.end_reason}"
+        if self.silent_since_ms is not None:
+            return f"it waits for {self.waiting_reason}"
+        return "it reads a checkpoint" if self._loading.is_under_way else ""
+
+    @property
     def waiting_reason(self) -> str:
         """What calls wait for, in words."""
         if self.silent_since_ms is not None:
