@@ -24,14 +24,14 @@ from pswire.options import MODES_TEXT, chosen, number_option, takes_credentials
 
 @takes_credentials
 def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> None:
-    """Shows where a job stands: phase, whom it waits for, lead.
+    """Shows what a job is doing, why it is slow or waits, and where it stands.
 
     Example: psctl status --coordinator localhost:7070
     """
-    from psctl.status import read_status, status_json, status_text
+    from psctl.status import read_document, status_text
 
-    found = read_status(coordinator)
-    show(as_json, status_json(coordinator, found), status_text(found))
+    found, document = read_document(coordinator)
+    show(as_json, document, status_text(found))
 
 
 @takes_credentials

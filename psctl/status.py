@@ -1,23 +1,18 @@
-"""`psctl status`: where a job stands, for people and for programs.
-
-The JSON keeps its names within a `schema_version`; new ones may be added.
-`docs/psctl.md` describes it.
-"""
+"""`psctl status`: where a job stands, for people. Programs get its document."""
 
 import asyncio
 import math
 from collections.abc import Collection, Coroutine
-from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
 from psctl.tables import count_text, fitted
 from pswire.addresses import Address
 from pswire.byte_text import byte_text
-from pswire.job_settings import JobSettings
 from pswire.leased_data import EpochReport
 from pswire.membership import Mode, WorkerState
 from pswire.names import printable
 from pswire.reasons import Refusal
+from pswire.status_document import Document
 from psworker.errors import error_of_refusal
 from psworker.launch.reachability import (
     problem_behind_call,
@@ -31,13 +26,11 @@ from psworker.transport.status_client import (
     PrivacyStatus,
     ShardStatus,
     WorkerStatus,
+    fetch_document,
     fetch_status,
 )
-from psworker.transport.values import Waiting
 
 T = TypeVar("T")
-
-SCHEMA_VERSION: Final = 2
 
 CONNECT_TIMEOUT_S: Final = 2.0
 """Longest wait for something to listen there. A person looks now, not later."""
@@ -51,6 +44,15 @@ def read_status(coordinator: Address) -> JobStatus:
     return ask(
         coordinator,
         fetch_status(str(coordinator), timeout_s=TIMEOUT_S),
+        timeout_s=TIMEOUT_S,
+    )
+
+
+def read_document(coordinator: Address) -> tuple[JobStatus, Document]:
+    """As `read_status`, with the same for programs."""
+    return ask(
+        coordinator,
+        fetch_document(str(coordinator), timeout_s=TIMEOUT_S),
         timeout_s=TIMEOUT_S,
     )
 
@@ -92,149 +94,6 @@ def clock_of(shard: ShardStatus, mode: Mode) -> int:
     return shard.clock if mode.rules.is_clocked else shard.frontier
 
 
-def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
-    """The status for programs. Unknown is `null`, never a magic number."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "coordinator": str(coordinator),
-        "job": _settings_json(status.settings),
-        "phase": status.phase,
-        "mode": status.mode.label,
-        "staleness_bound": status.mode.rules.lag_max(status.staleness_bound),
-        "mode_clock": status.mode_clock,
-        "generation": status.generation,
-        "workers_floor": status.workers_floor,
-        "evicted_count": status.evicted_count,
-        "waiting_for": status.waiting_for or None,
-        "failure": status.failure or None,
-        "clip_grad_norm": status.clip_grad_norm or None,
-        "compression": status.compression or None,
-        "snapshot_version": _known(status.snapshot_version),
-        "tensor_count": status.tensor_count,
-        "parameter_bytes": status.parameter_bytes,
-        "workers": [_worker_json(worker, status) for worker in status.workers],
-        "shards": [_shard_json(shard, status.mode) for shard in status.shards],
-        "splits": [
-            {
-                "name": split.name,
-                "digest": split.digest,
-                "item_count": split.item_count,
-                "recorder": split.recorder,
-            }
-            for split in status.splits
-        ],
-        "epochs": [_epoch_json(epoch) for epoch in status.epochs],
-        "checkpoints": status.checkpoints and _checkpoints_json(status.checkpoints),
-        "privacy": status.privacy and _privacy_json(status.privacy),
-    }
-
-
-def _privacy_json(privacy: PrivacyStatus) -> dict[str, object]:
-    epsilon = privacy.epsilon if math.isfinite(privacy.epsilon) else None
-    return {**asdict(privacy), "epsilon": epsilon}
-
-
-def _checkpoints_json(checkpoints: CheckpointStatus) -> dict[str, object]:
-    return {
-        "url": checkpoints.url,
-        "interval": checkpoints.interval,
-        "newest": checkpoints.newest and asdict(checkpoints.newest),
-        "failure": checkpoints.failure or None,
-    }
-
-
-def _settings_json(settings: JobSettings) -> dict[str, object]:
-    return {
-        "job_id": settings.job_id,
-        "shard_count": settings.shard_count,
-        "workers_min": settings.workers_min,
-        "lease_ttl_ms": settings.lease_ttl_ms,
-        "worker_loss_policy": settings.worker_loss_policy.label,
-        "step_atomicity": settings.step_atomicity.label,
-        "backup_worker_count": settings.backup_worker_count,
-        "staleness_scaling": settings.is_staleness_scaled,
-        "delay_compensation": settings.delay_compensation,
-        "chunk_bytes": settings.chunk_bytes or None,
-        "aggregation": str(settings.aggregation),
-        "gradient_norm_max": settings.gradient_norm_max or None,
-        "bad_gradient_policy": settings.bad_gradient_policy.label,
-    }
-
-
-def _worker_json(worker: WorkerStatus, status: JobStatus) -> dict[str, object]:
-    return {
-        "worker_id": worker.worker_id,
-        "incarnation": worker.incarnation,
-        "rank": _known(worker.rank),
-        "state": worker.state,
-        "clock": worker.clock if worker.is_member else None,
-        "lead": worker.lead if worker.is_member else None,
-        "lag": lag_of(worker, status),
-        "silent_ms": _known(worker.silent_ms),
-        "step_ms": _known(worker.step_ms),
-        "address": worker.address or None,
-        "shared_memory_shard_count": worker.shared_memory_shard_count,
-        "brought_other": list(worker.brought_other),
-        "unreached_shards": list(worker.unreached_shards),
-        "bad_gradient_count": worker.gradients.bad,
-        "clipped_gradient_count": worker.gradients.clipped,
-        "left_out_gradient_count": worker.gradients.left_out,
-    }
-
-
-def _shard_json(shard: ShardStatus, mode: Mode) -> dict[str, object]:
-    return {
-        "shard_index": shard.shard_index,
-        "incarnation": shard.incarnation,
-        "state": shard.state,
-        "address": shard.address or None,
-        "silent_ms": _known(shard.silent_ms),
-        "parameter_bytes": shard.parameter_bytes,
-        "optimizer_bytes": shard.optimizer_bytes,
-        "clock": clock_of(shard, mode),
-        "frontier": shard.frontier,
-        "version": shard.version,
-        "queued_push_count": shard.queued_push_count,
-        "torn_step_count": shard.torn_step_count,
-        # Up to the last one that is not 0.
-        "staleness_counts": list(shard.staleness_counts[: _length(shard)]),
-        "waiting": None if shard.waiting is None else _waiting_json(shard.waiting),
-    }
-
-
-def _waiting_json(waiting: Waiting) -> dict[str, object]:
-    return {
-        "clock": waiting.clock,
-        "waited_ms": waiting.waited_ms,
-        "reason": waiting.reason,
-        "awaited": [
-            {
-                "name": other.name,
-                "clock": other.clock,
-                "silent_ms": _known(other.step_ms),
-                "lost_ms": _known(other.lost_ms),
-            }
-            for other in waiting.awaited
-        ],
-    }
-
-
-def _epoch_json(epoch: EpochReport) -> dict[str, object]:
-    return {
-        "loader": epoch.loader,
-        "epoch": epoch.epoch,
-        "over": epoch.is_over,
-        "position_count": epoch.count,
-        "seen_once_count": epoch.seen_once,
-        "seen_again_count": epoch.seen_again,
-        "torn_count": epoch.torn,
-        "dropped_count": epoch.dropped,
-        "skipped_count": epoch.skipped,
-        "never_count": epoch.never,
-        "left_out_count": epoch.left_out,
-    }
-
-
 def status_text(status: JobStatus) -> str:
     facts = [f"{name:<12}{text}" for name, text in _facts(status) if text]
     return "\n".join(
@@ -258,11 +117,18 @@ def mode_text(mode: Mode, staleness_bound: int) -> str:
 
 def _facts(status: JobStatus) -> list[tuple[str, str]]:
     """Names and texts; those without a text are not shown."""
+    speed = "" if status.steps_per_s is None else f"{status.steps_per_s:.3g} steps/s"
+    if status.samples_per_s is not None:
+        speed += f", {status.samples_per_s:.4g} samples/s"
+    logged = (f"{name} {value:.4g}" for name, value in status.metrics.items())
     since = f", after clock {status.mode_clock}" if status.mode_clock else ""
     version = status.snapshot_version
     clip = status.clip_grad_norm
     waits_for = printable(status.waiting_for) or "nobody"
     return [
+        ("now", printable(status.diagnosis)),
+        ("speed", speed),
+        ("logged", printable(", ".join(logged))),
         ("job", printable(status.settings.job_id)),
         ("mode", f"{mode_text(status.mode, status.staleness_bound)}{since}"),
         ("phase", f"{status.phase}, generation {status.generation}"),
@@ -491,15 +357,6 @@ def _state_text(worker: WorkerStatus, awaited: Collection[str]) -> str:
     return (
         "awaited" if worker.state is WorkerState.MEMBER else f"{worker.state}, awaited"
     )
-
-
-def _length(shard: ShardStatus) -> int:
-    counts = enumerate(shard.staleness_counts, start=1)
-    return max((length for length, count in counts if count), default=0)
-
-
-def _known(number: int) -> int | None:
-    return None if number < 0 else number
 
 
 def _silence_text(silent_ms: int) -> str:

@@ -115,3 +115,11 @@ some hundred years, and at infinity none of them begins."""
 
 NUMBER_MAX: Final = (1 << 63) - 1
 """Largest whole number of a message or a file."""
+
+METRIC_COUNT_MAX: Final = 16
+"""Names under which one worker's script logs values."""
+
+METRIC_NAME_LENGTH_MAX: Final = 64
+
+ENCODING_COUNT_MAX: Final = 16
+"""Encodings in which one worker counts bytes: there are fewer."""

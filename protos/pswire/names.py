@@ -4,13 +4,17 @@ Names are data: any text of at most `NAME_BYTES_MAX` bytes in UTF-8. Python's te
 also have lone surrogates, as it makes of bytes of the environment that are no UTF-8;
 those can't be sent at all. The id of a worker is more than data: logs, tables and the
 names of files have it as it is. It has no characters that steer whoever reads those.
+What a script logs has a name that is a label of metrics, too: ASCII, and short.
 """
 
+import re
 import unicodedata
 from typing import Final
 
-from pswire.limits import NAME_BYTES_MAX
+from pswire.limits import METRIC_NAME_LENGTH_MAX, NAME_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
+
+_METRIC: Final = re.compile(r"[A-Za-z0-9_./-]+")
 
 _STEERING: Final = frozenset({"Cc", "Cf", "Zl", "Zp"})
 """Unicode's categories of control characters, of invisible ones that change how others
@@ -47,6 +51,17 @@ def worker_id_problem(worker_id: str) -> str:
     return ""
 
 
+def metric_name_problem(name: str) -> str:
+    """Why a text names nothing that a script logs, in words; empty where it may."""
+    if not name:
+        return "is empty"
+    if len(name) > METRIC_NAME_LENGTH_MAX:
+        return f"has {len(name)} characters, of at most {METRIC_NAME_LENGTH_MAX}"
+    if not _METRIC.fullmatch(name):
+        return "has characters other than letters, digits and _ . / -"
+    return ""
+
+
 def printable(text: str) -> str:
     """A text with whatever could steer a terminal, or end its line, escaped."""
     if text.isprintable():
@@ -74,6 +89,15 @@ def check_worker_id(worker_id: str) -> None:
         Refusal: As `check_name`.
     """
     _refuse("worker", worker_id, worker_id_problem(worker_id))
+
+
+def check_metric_name(name: str) -> None:
+    """Checks the name of something that a worker's script has logged.
+
+    Raises:
+        Refusal: As `check_name`.
+    """
+    _refuse("metric", name, metric_name_problem(name))
 
 
 def _refuse(what: str, name: str, problem: str) -> None:

@@ -65,6 +65,7 @@ ROLES: Final[Mapping[str, frozenset[Role]]] = {
             "Join": _WORKERS,
             "DeclareOptimizer": _WORKERS,
             "ReportSilence": _WORKERS,
+            "ReportWork": _WORKERS,
             "Leave": _WORKERS,
             "OpenEpoch": _WORKERS,
             "LeaseData": _WORKERS,
@@ -78,6 +79,8 @@ ROLES: Final[Mapping[str, frozenset[Role]]] = {
             "RestoreCheckpoint": _ADMINS,
             "SetMode": _ADMINS,
             "GetStatus": _READERS,
+            "GetHistory": _READERS,
+            "WatchEvents": _READERS,
         },
         "pswire.v1.ParameterService": {
             "PushPull": _WORKERS,

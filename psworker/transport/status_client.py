@@ -1,8 +1,8 @@
 """Asks for the state of a job and for changes of it, for psctl. Without torch."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
 from pswire.aggregation import NO_COUNTS, GradientCounts
@@ -14,6 +14,7 @@ from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Mode, WorkerState
 from pswire.membership_codec import known, read_settings
 from pswire.recorded_split import RecordedSplit
+from pswire.status_document import Document, phase_name, status_document
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
@@ -165,6 +166,10 @@ class JobStatus:
         epochs: Data of the epochs that were opened last, the newest first.
         checkpoints: Its checkpoints; None for a job that makes none.
         privacy: What is promised about samples; None for nothing.
+        diagnosis: What it is doing and why it is slow or waits, in a sentence.
+        steps_per_s: Steps of all workers lately; None where that is not known.
+        samples_per_s: Samples behind these; None where none are counted.
+        metrics: What scripts have logged last, a mean over the workers.
     """
 
     settings: JobSettings
@@ -188,6 +193,10 @@ class JobStatus:
     epochs: tuple[EpochReport, ...] = ()
     checkpoints: CheckpointStatus | None = None
     privacy: PrivacyStatus | None = None
+    diagnosis: str = ""
+    steps_per_s: float | None = None
+    samples_per_s: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +214,22 @@ async def fetch_status(address: str, *, timeout_s: float) -> JobStatus:
         CallError: It gave no answer, or refused.
         Refusal: The answer can't be read.
     """
+    return status_of(await _fetch(address, timeout_s))
+
+
+async def fetch_document(
+    address: str, *, timeout_s: float
+) -> tuple[JobStatus, Document]:
+    """As `fetch_status`, with the document for programs."""
+    response = await _fetch(address, timeout_s)
+    return status_of(response), status_document(response, address)
+
+
+async def _fetch(address: str, timeout_s: float) -> pb.GetStatusResponse:
     async with _coordinator(address) as stub:
-        response = await stub.GetStatus(
+        return await stub.GetStatus(
             pb.GetStatusRequest(protocol_version=PROTOCOL_VERSION), timeout=timeout_s
         )
-    return status_of(response)
 
 
 async def change_mode(
@@ -308,7 +328,7 @@ def status_of(message: pb.GetStatusResponse) -> JobStatus:
         mode=known(Mode, message.mode),
         staleness_bound=message.staleness_bound,
         mode_clock=message.mode_clock,
-        phase=_name(pb.JobPhase, message.phase, "JOB_PHASE_"),
+        phase=phase_name(message.phase),
         generation=message.generation,
         workers_floor=message.workers_floor,
         evicted_count=message.evicted_count,
@@ -329,6 +349,12 @@ def status_of(message: pb.GetStatusResponse) -> JobStatus:
             else None
         ),
         privacy=_privacy_of(message.privacy) if message.HasField("privacy") else None,
+        diagnosis=message.diagnosis.sentence,
+        steps_per_s=message.steps_per_s if message.HasField("steps_per_s") else None,
+        samples_per_s=(
+            message.samples_per_s if message.HasField("samples_per_s") else None
+        ),
+        metrics={each.name: each.value for each in message.metrics},
     )
 
 
@@ -398,12 +424,3 @@ def _shard_of(message: pb.ShardStatus) -> ShardStatus:
         staleness_counts=tuple(message.staleness_counts),
         waiting=messages.waiting_of(message.waiting) if is_waiting else None,
     )
-
-
-def _name(kind: object, value: int, prefix: str) -> str:
-    """The name of an enum's value as people read it; one of a newer peer by number."""
-    try:
-        name: str = kind.Name(value)  # type: ignore[attr-defined]
-    except ValueError:
-        return f"unknown ({value})"
-    return name.removeprefix(prefix).lower()

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 import psworker
-from psctl.status import read_status, status_json, status_text
+from psctl.status import read_document, status_text
 from pswire.addresses import parse_address
 from pswire.reasons import ErrorReason
 from pswire.v1 import coordinator_service_pb2, membership_pb2
@@ -52,8 +52,8 @@ def test_all_workers_and_an_evaluation_have_the_split_of_the_first(
             with pytest.raises(psworker.ConfigurationError, match="no name of a split"):
                 reader.split("", 80)
         address = parse_address(job.address)
-        status = read_status(address)
-        (told,) = json.loads(json.dumps(status_json(address, status)["splits"]))
+        status, document = read_document(address)
+        (told,) = json.loads(json.dumps(document["splits"]))
         assert told == {
             "name": "folds \x1b[1m",
             "digest": made.digest,

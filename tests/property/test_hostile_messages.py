@@ -148,6 +148,16 @@ def coordinator_requests() -> dict[str, Requests]:
         "ReportSilence": {
             "shards": [control.ShardSilence(shard_index=0, silent_ms=9_000)]
         },
+        "ReportWork": {
+            "step_count": 3,
+            "compute_s": 0.5,
+            "activity": control.ACTIVITY_COMPUTING,
+            "traffic": control.Traffic(
+                sent_bytes=9,
+                encodings=[control.EncodedBytes(encoding="raw", sent_bytes=8)],
+            ),
+            "metrics": [control.Metric(name="loss", value=0.5, step=3)],
+        },
         "WatchWorker": {},
         "DeclareOptimizer": {"optimizer": optimizer_to_message(OPTIMIZERS[0])},
         "Leave": {"sequence": 0, "consumed": ranges},
@@ -163,6 +173,8 @@ def coordinator_requests() -> dict[str, Requests]:
         "LoadState": {"checkpoint": "step-000000000001"},
         "SetMode": {"mode": membership_pb2.MODE_ASP, "timeout_ms": 1},
         "GetStatus": {},
+        "GetHistory": {},
+        "WatchEvents": {"after": 0},
     }
     found = {
         method: [of(getattr(control, f"{method}Request"), **values)]

@@ -147,12 +147,14 @@ def test_wall_clocks_decide_nothing() -> None:
         for path in modules(*LIBRARIES)
         if wall_clock.search(path.read_text())
     }
-    # For people, in a history and in the manifest of a checkpoint; and for the ends of
-    # tokens and certificates, which `pswire/security/certificates.py` compares, too.
+    # For people, in a history, in the manifest of a checkpoint and in events; and for
+    # the ends of tokens and certificates, which `pswire/security/certificates.py`
+    # compares, too.
     assert users == {
         "psctl/tls.py",
         "psctl/tokens.py",
         "protos/pswire/history.py",
         "psserver/coordinator/host/checkpoint_saver.py",
+        "psserver/coordinator/host/coordinator_host.py",
         "psserver/edge/access.py",
     }

@@ -22,6 +22,38 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _Activity:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ActivityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Activity.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ACTIVITY_UNSPECIFIED: _Activity.ValueType  # 0
+    """Not set: it has not begun to train."""
+    ACTIVITY_COMPUTING: _Activity.ValueType  # 1
+    """The script computes, between two steps."""
+    ACTIVITY_LOADING: _Activity.ValueType  # 2
+    """The script waits for its loader."""
+    ACTIVITY_SENDING: _Activity.ValueType  # 3
+    """A step hands its gradient over."""
+    ACTIVITY_WAITING: _Activity.ValueType  # 4
+    """A step waits for answers."""
+
+class Activity(_Activity, metaclass=_ActivityEnumTypeWrapper):
+    """What a worker does."""
+
+ACTIVITY_UNSPECIFIED: Activity.ValueType  # 0
+"""Not set: it has not begun to train."""
+ACTIVITY_COMPUTING: Activity.ValueType  # 1
+"""The script computes, between two steps."""
+ACTIVITY_LOADING: Activity.ValueType  # 2
+"""The script waits for its loader."""
+ACTIVITY_SENDING: Activity.ValueType  # 3
+"""A step hands its gradient over."""
+ACTIVITY_WAITING: Activity.ValueType  # 4
+"""A step waits for answers."""
+global___Activity = Activity
+
 class _JobPhase:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -830,6 +862,13 @@ class ReportProgressRequest(google.protobuf.message.Message):
     SHARING_FIELD_NUMBER: builtins.int
     PROCESS_ID_FIELD_NUMBER: builtins.int
     GRADIENTS_FIELD_NUMBER: builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: builtins.int
+    APPLY_S_FIELD_NUMBER: builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: builtins.int
+    SENT_BYTES_FIELD_NUMBER: builtins.int
+    DUPLICATE_COUNT_FIELD_NUMBER: builtins.int
+    CHUNK_COUNT_FIELD_NUMBER: builtins.int
+    WAITS_FIELD_NUMBER: builtins.int
     shard_index: builtins.int
     """Who reports."""
     incarnation: builtins.int
@@ -852,6 +891,18 @@ class ReportProgressRequest(google.protobuf.message.Message):
     """Steps of evicted workers of which a part was applied."""
     process_id: builtins.str
     """Process of the caller, as it has registered: only it knows."""
+    resident_bytes: builtins.int
+    """Memory of the process that is resident; 0 if it is not known."""
+    apply_s: builtins.float
+    """Time that its threads have applied updates for, all together."""
+    received_bytes: builtins.int
+    """Bytes of the messages of its data plane that it was sent, and has sent."""
+    sent_bytes: builtins.int
+    """As `received_bytes`."""
+    duplicate_count: builtins.int
+    """Pushes that were sent again and were done already."""
+    chunk_count: builtins.int
+    """Chunks that it holds."""
     @property
     def waiting(self) -> pswire.v1.push_pb2.Waiting:
         """Whom its next clock waits for, when it has waited for a while."""
@@ -878,6 +929,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
     def gradients(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GradientCounts]:
         """Members of whom some gradient did not count as it was sent."""
 
+    @property
+    def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MemberWait]:
+        """Of each member, for how long its pushes were there and waited for others."""
+
     def __init__(
         self,
         *,
@@ -898,11 +953,43 @@ class ReportProgressRequest(google.protobuf.message.Message):
         sharing: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerIdentity] | None = ...,
         process_id: builtins.str = ...,
         gradients: collections.abc.Iterable[global___GradientCounts] | None = ...,
+        resident_bytes: builtins.int = ...,
+        apply_s: builtins.float = ...,
+        received_bytes: builtins.int = ...,
+        sent_bytes: builtins.int = ...,
+        duplicate_count: builtins.int = ...,
+        chunk_count: builtins.int = ...,
+        waits: collections.abc.Iterable[global___MemberWait] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "contradicting", b"contradicting", "done", b"done", "frontier", b"frontier", "gradients", b"gradients", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "process_id", b"process_id", "queued_push_count", b"queued_push_count", "shard_index", b"shard_index", "sharing", b"sharing", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "apply_s", b"apply_s", "chunk_count", b"chunk_count", "contradicting", b"contradicting", "done", b"done", "duplicate_count", b"duplicate_count", "frontier", b"frontier", "gradients", b"gradients", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "process_id", b"process_id", "queued_push_count", b"queued_push_count", "received_bytes", b"received_bytes", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "shard_index", b"shard_index", "sharing", b"sharing", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting", "waits", b"waits"]) -> None: ...
 
 global___ReportProgressRequest = ReportProgressRequest
+
+@typing.final
+class MemberWait(google.protobuf.message.Message):
+    """For how long pushes of a member were complete on a shard and waited for others."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: builtins.int
+    WAITED_S_FIELD_NUMBER: builtins.int
+    waited_s: builtins.float
+    """Since it joined, the push that is waiting now included."""
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """The member."""
+
+    def __init__(
+        self,
+        *,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        waited_s: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["waited_s", b"waited_s", "worker", b"worker"]) -> None: ...
+
+global___MemberWait = MemberWait
 
 @typing.final
 class GradientCounts(google.protobuf.message.Message):
@@ -1861,6 +1948,175 @@ class ReportSilenceResponse(google.protobuf.message.Message):
 global___ReportSilenceResponse = ReportSilenceResponse
 
 @typing.final
+class ReportWorkRequest(google.protobuf.message.Message):
+    """What a worker has done since it joined. Counters only grow."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    PROCESS_ID_FIELD_NUMBER: builtins.int
+    STEP_COUNT_FIELD_NUMBER: builtins.int
+    SAMPLE_COUNT_FIELD_NUMBER: builtins.int
+    COMPUTE_S_FIELD_NUMBER: builtins.int
+    LOAD_S_FIELD_NUMBER: builtins.int
+    SEND_S_FIELD_NUMBER: builtins.int
+    WAIT_S_FIELD_NUMBER: builtins.int
+    ACTIVITY_FIELD_NUMBER: builtins.int
+    ACTIVITY_MS_FIELD_NUMBER: builtins.int
+    TRAFFIC_FIELD_NUMBER: builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: builtins.int
+    METRICS_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
+    process_id: builtins.str
+    """Process of the caller, as it has registered: only it knows."""
+    step_count: builtins.int
+    """Steps of its optimizers."""
+    sample_count: builtins.int
+    """Samples behind these, as far as they are counted."""
+    compute_s: builtins.float
+    """Seconds between two steps, without those in `load_s`."""
+    load_s: builtins.float
+    """Seconds in which the script has waited for its loader."""
+    send_s: builtins.float
+    """Seconds in which steps have handed their gradients over."""
+    wait_s: builtins.float
+    """Seconds in which steps have waited for answers."""
+    activity: global___Activity.ValueType
+    """What it does now."""
+    activity_ms: builtins.int
+    """For how long it has done that."""
+    resident_bytes: builtins.int
+    """Memory of the process that is resident; 0 if it is not known."""
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """The worker."""
+
+    @property
+    def traffic(self) -> global___Traffic:
+        """Bytes of its messages to and from shards."""
+
+    @property
+    def metrics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Metric]:
+        """What the script has logged, at most 16 names."""
+
+    def __init__(
+        self,
+        *,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        job_id: builtins.str = ...,
+        process_id: builtins.str = ...,
+        step_count: builtins.int = ...,
+        sample_count: builtins.int = ...,
+        compute_s: builtins.float = ...,
+        load_s: builtins.float = ...,
+        send_s: builtins.float = ...,
+        wait_s: builtins.float = ...,
+        activity: global___Activity.ValueType = ...,
+        activity_ms: builtins.int = ...,
+        traffic: global___Traffic | None = ...,
+        resident_bytes: builtins.int = ...,
+        metrics: collections.abc.Iterable[global___Metric] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["traffic", b"traffic", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["activity", b"activity", "activity_ms", b"activity_ms", "compute_s", b"compute_s", "job_id", b"job_id", "load_s", b"load_s", "metrics", b"metrics", "process_id", b"process_id", "resident_bytes", b"resident_bytes", "sample_count", b"sample_count", "send_s", b"send_s", "step_count", b"step_count", "traffic", b"traffic", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
+
+global___ReportWorkRequest = ReportWorkRequest
+
+@typing.final
+class Traffic(google.protobuf.message.Message):
+    """Bytes of messages of the data plane."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SENT_BYTES_FIELD_NUMBER: builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: builtins.int
+    ENCODINGS_FIELD_NUMBER: builtins.int
+    sent_bytes: builtins.int
+    """To shards."""
+    received_bytes: builtins.int
+    """From shards."""
+    @property
+    def encodings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EncodedBytes]:
+        """Of these, bytes of gradients and values, by how they are encoded."""
+
+    def __init__(
+        self,
+        *,
+        sent_bytes: builtins.int = ...,
+        received_bytes: builtins.int = ...,
+        encodings: collections.abc.Iterable[global___EncodedBytes] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["encodings", b"encodings", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes"]) -> None: ...
+
+global___Traffic = Traffic
+
+@typing.final
+class EncodedBytes(google.protobuf.message.Message):
+    """Bytes of gradients and values in one encoding."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENCODING_FIELD_NUMBER: builtins.int
+    SENT_BYTES_FIELD_NUMBER: builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: builtins.int
+    encoding: builtins.str
+    """Its name, such as `raw`, `int8` or `shared`."""
+    sent_bytes: builtins.int
+    """To shards."""
+    received_bytes: builtins.int
+    """From shards."""
+    def __init__(
+        self,
+        *,
+        encoding: builtins.str = ...,
+        sent_bytes: builtins.int = ...,
+        received_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["encoding", b"encoding", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes"]) -> None: ...
+
+global___EncodedBytes = EncodedBytes
+
+@typing.final
+class Metric(google.protobuf.message.Message):
+    """What a script has logged by `ps.log(name=value)`."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name: 1 to 64 letters, digits and `_`, `-`, `.` or `/`."""
+    value: builtins.float
+    """Mean of what was logged since the report before; may be no finite number."""
+    step: builtins.int
+    """The worker's step of the newest of these."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        value: builtins.float = ...,
+        step: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "step", b"step", "value", b"value"]) -> None: ...
+
+global___Metric = Metric
+
+@typing.final
+class ReportWorkResponse(google.protobuf.message.Message):
+    """The coordinator has heard it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReportWorkResponse = ReportWorkResponse
+
+@typing.final
 class LeaveRequest(google.protobuf.message.Message):
     """Asks to leave."""
 
@@ -2464,6 +2720,7 @@ class WorkerStatus(google.protobuf.message.Message):
     BROUGHT_OTHER_FIELD_NUMBER: builtins.int
     UNREACHED_SHARDS_FIELD_NUMBER: builtins.int
     GRADIENTS_FIELD_NUMBER: builtins.int
+    WORK_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """Rank, -1 when no member."""
     state: builtins.str
@@ -2498,6 +2755,10 @@ class WorkerStatus(google.protobuf.message.Message):
     def gradients(self) -> global___GradientCounts:
         """Its gradients that did not count as they were sent. Unset if none."""
 
+    @property
+    def work(self) -> global___WorkStatus:
+        """What it has said of itself. Unset before it has."""
+
     def __init__(
         self,
         *,
@@ -2513,11 +2774,101 @@ class WorkerStatus(google.protobuf.message.Message):
         brought_other: collections.abc.Iterable[builtins.str] | None = ...,
         unreached_shards: collections.abc.Iterable[builtins.int] | None = ...,
         gradients: global___GradientCounts | None = ...,
+        work: global___WorkStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["gradients", b"gradients", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "brought_other", b"brought_other", "clock", b"clock", "gradients", b"gradients", "lead", b"lead", "rank", b"rank", "shared_memory_shard_count", b"shared_memory_shard_count", "silent_ms", b"silent_ms", "state", b"state", "step_ms", b"step_ms", "unreached_shards", b"unreached_shards", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["gradients", b"gradients", "work", b"work", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "brought_other", b"brought_other", "clock", b"clock", "gradients", b"gradients", "lead", b"lead", "rank", b"rank", "shared_memory_shard_count", b"shared_memory_shard_count", "silent_ms", b"silent_ms", "state", b"state", "step_ms", b"step_ms", "unreached_shards", b"unreached_shards", "work", b"work", "worker", b"worker"]) -> None: ...
 
 global___WorkerStatus = WorkerStatus
+
+@typing.final
+class WorkStatus(google.protobuf.message.Message):
+    """What a worker has said of itself, with means of a step lately."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_COUNT_FIELD_NUMBER: builtins.int
+    SAMPLE_COUNT_FIELD_NUMBER: builtins.int
+    STEPS_PER_S_FIELD_NUMBER: builtins.int
+    SAMPLES_PER_S_FIELD_NUMBER: builtins.int
+    COMPUTE_MS_FIELD_NUMBER: builtins.int
+    LOAD_MS_FIELD_NUMBER: builtins.int
+    SEND_MS_FIELD_NUMBER: builtins.int
+    WAIT_MS_FIELD_NUMBER: builtins.int
+    PEER_WAIT_MS_FIELD_NUMBER: builtins.int
+    ACTIVITY_FIELD_NUMBER: builtins.int
+    ACTIVITY_MS_FIELD_NUMBER: builtins.int
+    TRAFFIC_FIELD_NUMBER: builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: builtins.int
+    METRICS_FIELD_NUMBER: builtins.int
+    step_count: builtins.int
+    """Steps of its optimizers since it joined."""
+    sample_count: builtins.int
+    """Samples behind these; 0 where none are counted."""
+    steps_per_s: builtins.float
+    """Lately. Unset before there is anything to compare with."""
+    samples_per_s: builtins.float
+    """Likewise."""
+    compute_ms: builtins.float
+    """Of a step lately, what it computes. Unset before a step."""
+    load_ms: builtins.float
+    """Likewise, how long it waits for its loader."""
+    send_ms: builtins.float
+    """Likewise, how long it hands gradients over."""
+    wait_ms: builtins.float
+    """Likewise, how long it waits for answers."""
+    peer_wait_ms: builtins.float
+    """Likewise, how long its pushes wait on a shard for those of others."""
+    activity: global___Activity.ValueType
+    """What it does now, and for how long."""
+    activity_ms: builtins.int
+    """As `activity`."""
+    resident_bytes: builtins.int
+    """Memory of the process that is resident; 0 if it is not known."""
+    @property
+    def traffic(self) -> global___Traffic:
+        """Bytes of its messages to and from shards."""
+
+    @property
+    def metrics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Metric]:
+        """What the script has logged."""
+
+    def __init__(
+        self,
+        *,
+        step_count: builtins.int = ...,
+        sample_count: builtins.int = ...,
+        steps_per_s: builtins.float | None = ...,
+        samples_per_s: builtins.float | None = ...,
+        compute_ms: builtins.float | None = ...,
+        load_ms: builtins.float | None = ...,
+        send_ms: builtins.float | None = ...,
+        wait_ms: builtins.float | None = ...,
+        peer_wait_ms: builtins.float | None = ...,
+        activity: global___Activity.ValueType = ...,
+        activity_ms: builtins.int = ...,
+        traffic: global___Traffic | None = ...,
+        resident_bytes: builtins.int = ...,
+        metrics: collections.abc.Iterable[global___Metric] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_compute_ms", b"_compute_ms", "_load_ms", b"_load_ms", "_peer_wait_ms", b"_peer_wait_ms", "_samples_per_s", b"_samples_per_s", "_send_ms", b"_send_ms", "_steps_per_s", b"_steps_per_s", "_wait_ms", b"_wait_ms", "compute_ms", b"compute_ms", "load_ms", b"load_ms", "peer_wait_ms", b"peer_wait_ms", "samples_per_s", b"samples_per_s", "send_ms", b"send_ms", "steps_per_s", b"steps_per_s", "traffic", b"traffic", "wait_ms", b"wait_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_compute_ms", b"_compute_ms", "_load_ms", b"_load_ms", "_peer_wait_ms", b"_peer_wait_ms", "_samples_per_s", b"_samples_per_s", "_send_ms", b"_send_ms", "_steps_per_s", b"_steps_per_s", "_wait_ms", b"_wait_ms", "activity", b"activity", "activity_ms", b"activity_ms", "compute_ms", b"compute_ms", "load_ms", b"load_ms", "metrics", b"metrics", "peer_wait_ms", b"peer_wait_ms", "resident_bytes", b"resident_bytes", "sample_count", b"sample_count", "samples_per_s", b"samples_per_s", "send_ms", b"send_ms", "step_count", b"step_count", "steps_per_s", b"steps_per_s", "traffic", b"traffic", "wait_ms", b"wait_ms"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_compute_ms", b"_compute_ms"]) -> typing.Literal["compute_ms"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_load_ms", b"_load_ms"]) -> typing.Literal["load_ms"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_peer_wait_ms", b"_peer_wait_ms"]) -> typing.Literal["peer_wait_ms"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_samples_per_s", b"_samples_per_s"]) -> typing.Literal["samples_per_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_send_ms", b"_send_ms"]) -> typing.Literal["send_ms"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_steps_per_s", b"_steps_per_s"]) -> typing.Literal["steps_per_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_wait_ms", b"_wait_ms"]) -> typing.Literal["wait_ms"] | None: ...
+
+global___WorkStatus = WorkStatus
 
 @typing.final
 class ShardStatus(google.protobuf.message.Message):
@@ -2537,6 +2888,12 @@ class ShardStatus(google.protobuf.message.Message):
     TORN_STEP_COUNT_FIELD_NUMBER: builtins.int
     STALENESS_COUNTS_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: builtins.int
+    APPLY_MS_FIELD_NUMBER: builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: builtins.int
+    SENT_BYTES_FIELD_NUMBER: builtins.int
+    DUPLICATE_COUNT_FIELD_NUMBER: builtins.int
+    CHUNK_COUNT_FIELD_NUMBER: builtins.int
     state: builtins.str
     """`missing`, `ready`, `suspect` or `lost`."""
     silent_ms: builtins.int
@@ -2555,6 +2912,20 @@ class ShardStatus(google.protobuf.message.Message):
     """Pushes that have begun to arrive and are not done."""
     torn_step_count: builtins.int
     """Steps of evicted workers of which a part was applied."""
+    resident_bytes: builtins.int
+    """Memory of the process that is resident; 0 if it is not known."""
+    apply_ms: builtins.float
+    """Of a clock, or of a push where there are none, how long its threads apply lately,
+    all together. Unset before there is anything to compare with.
+    """
+    received_bytes: builtins.int
+    """See `ReportProgressRequest`."""
+    sent_bytes: builtins.int
+    """Likewise."""
+    duplicate_count: builtins.int
+    """Likewise."""
+    chunk_count: builtins.int
+    """Likewise."""
     @property
     def shard(self) -> pswire.v1.membership_pb2.ShardAddress:
         """Where it is."""
@@ -2582,11 +2953,49 @@ class ShardStatus(google.protobuf.message.Message):
         torn_step_count: builtins.int = ...,
         staleness_counts: collections.abc.Iterable[builtins.int] | None = ...,
         waiting: pswire.v1.push_pb2.Waiting | None = ...,
+        resident_bytes: builtins.int = ...,
+        apply_ms: builtins.float | None = ...,
+        received_bytes: builtins.int = ...,
+        sent_bytes: builtins.int = ...,
+        duplicate_count: builtins.int = ...,
+        chunk_count: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["shard", b"shard", "waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "frontier", b"frontier", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "queued_push_count", b"queued_push_count", "shard", b"shard", "silent_ms", b"silent_ms", "staleness_counts", b"staleness_counts", "state", b"state", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_apply_ms", b"_apply_ms", "apply_ms", b"apply_ms", "shard", b"shard", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_apply_ms", b"_apply_ms", "applied_clock", b"applied_clock", "apply_ms", b"apply_ms", "chunk_count", b"chunk_count", "duplicate_count", b"duplicate_count", "frontier", b"frontier", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "queued_push_count", b"queued_push_count", "received_bytes", b"received_bytes", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "shard", b"shard", "silent_ms", b"silent_ms", "staleness_counts", b"staleness_counts", "state", b"state", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_apply_ms", b"_apply_ms"]) -> typing.Literal["apply_ms"] | None: ...
 
 global___ShardStatus = ShardStatus
+
+@typing.final
+class Diagnosis(google.protobuf.message.Message):
+    """What a job is doing and, if it is slow or waits, why and for whom."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CAUSE_FIELD_NUMBER: builtins.int
+    SENTENCE_FIELD_NUMBER: builtins.int
+    WHO_FIELD_NUMBER: builtins.int
+    cause: builtins.str
+    """One word: `starting`, `too_few_workers`, `straggler`, `slow_link`,
+    `waiting_for_data`, `disk`, `worker_lost`, `shard_lost`, `checkpoint_failing`,
+    `training`, `finished` or `failed`. Newer releases may have others.
+    """
+    sentence: builtins.str
+    """One sentence for a person."""
+    @property
+    def who(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Ids of workers, or names of shards such as `shard 1`, that it is about."""
+
+    def __init__(
+        self,
+        *,
+        cause: builtins.str = ...,
+        sentence: builtins.str = ...,
+        who: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "sentence", b"sentence", "who", b"who"]) -> None: ...
+
+global___Diagnosis = Diagnosis
 
 @typing.final
 class GetStatusResponse(google.protobuf.message.Message):
@@ -2615,6 +3024,12 @@ class GetStatusResponse(google.protobuf.message.Message):
     EPOCHS_FIELD_NUMBER: builtins.int
     CHECKPOINTS_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
+    DIAGNOSIS_FIELD_NUMBER: builtins.int
+    ELAPSED_MS_FIELD_NUMBER: builtins.int
+    STEPS_PER_S_FIELD_NUMBER: builtins.int
+    SAMPLES_PER_S_FIELD_NUMBER: builtins.int
+    METRICS_FIELD_NUMBER: builtins.int
+    ADMIN_URL_FIELD_NUMBER: builtins.int
     phase: global___JobPhase.ValueType
     """Stage."""
     generation: builtins.int
@@ -2645,6 +3060,16 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Global norm that gradients are clipped to; 0 for no clipping."""
     compression: builtins.str
     """How gradients and values are sent, as in `ShardView`."""
+    elapsed_ms: builtins.int
+    """Time since this process of the coordinator has seen the job start, or has started
+    in the middle of it; -1 before the job has started.
+    """
+    steps_per_s: builtins.float
+    """Steps of all workers lately. Unset before there is anything to compare with."""
+    samples_per_s: builtins.float
+    """Samples behind these. Unset where none are counted."""
+    admin_url: builtins.str
+    """Address of the job's page, empty where there is none."""
     @property
     def settings(self) -> pswire.v1.membership_pb2.JobSettings:
         """Settings of the job."""
@@ -2673,6 +3098,16 @@ class GetStatusResponse(google.protobuf.message.Message):
     def privacy(self) -> global___PrivacyStatus:
         """Unset where nothing is promised about samples."""
 
+    @property
+    def diagnosis(self) -> global___Diagnosis:
+        """What it is doing, and why it is slow or waits."""
+
+    @property
+    def metrics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Metric]:
+        """Of each name that scripts have logged, the mean over the workers of what each has
+        logged last.
+        """
+
     def __init__(
         self,
         *,
@@ -2697,11 +3132,194 @@ class GetStatusResponse(google.protobuf.message.Message):
         epochs: collections.abc.Iterable[global___EpochAccount] | None = ...,
         checkpoints: global___CheckpointStatus | None = ...,
         privacy: global___PrivacyStatus | None = ...,
+        diagnosis: global___Diagnosis | None = ...,
+        elapsed_ms: builtins.int = ...,
+        steps_per_s: builtins.float | None = ...,
+        samples_per_s: builtins.float | None = ...,
+        metrics: collections.abc.Iterable[global___Metric] | None = ...,
+        admin_url: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "privacy", b"privacy", "settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "privacy", b"privacy", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "splits", b"splits", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_samples_per_s", b"_samples_per_s", "_steps_per_s", b"_steps_per_s", "checkpoints", b"checkpoints", "diagnosis", b"diagnosis", "privacy", b"privacy", "samples_per_s", b"samples_per_s", "settings", b"settings", "steps_per_s", b"steps_per_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_samples_per_s", b"_samples_per_s", "_steps_per_s", b"_steps_per_s", "admin_url", b"admin_url", "checkpoints", b"checkpoints", "clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "diagnosis", b"diagnosis", "elapsed_ms", b"elapsed_ms", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "metrics", b"metrics", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "privacy", b"privacy", "samples_per_s", b"samples_per_s", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "splits", b"splits", "staleness_bound", b"staleness_bound", "steps_per_s", b"steps_per_s", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_samples_per_s", b"_samples_per_s"]) -> typing.Literal["samples_per_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_steps_per_s", b"_steps_per_s"]) -> typing.Literal["steps_per_s"] | None: ...
 
 global___GetStatusResponse = GetStatusResponse
+
+@typing.final
+class GetHistoryRequest(google.protobuf.message.Message):
+    """Asks how the job has trained."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    protocol_version: builtins.int
+    """Version of this protocol that the sender speaks."""
+    def __init__(
+        self,
+        *,
+        protocol_version: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["protocol_version", b"protocol_version"]) -> None: ...
+
+global___GetHistoryRequest = GetHistoryRequest
+
+@typing.final
+class GetHistoryResponse(google.protobuf.message.Message):
+    """How the job has trained, as far as this process of the coordinator knows."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INTERVAL_S_FIELD_NUMBER: builtins.int
+    POINTS_FIELD_NUMBER: builtins.int
+    interval_s: builtins.float
+    """Between two points. It doubles when there are too many."""
+    @property
+    def points(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HistoryPoint]:
+        """At most 512, the oldest first."""
+
+    def __init__(
+        self,
+        *,
+        interval_s: builtins.float = ...,
+        points: collections.abc.Iterable[global___HistoryPoint] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["interval_s", b"interval_s", "points", b"points"]) -> None: ...
+
+global___GetHistoryResponse = GetHistoryResponse
+
+@typing.final
+class HistoryPoint(google.protobuf.message.Message):
+    """How the job trained up to some moment, since the point before."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AT_UNIX_S_FIELD_NUMBER: builtins.int
+    CLOCK_FIELD_NUMBER: builtins.int
+    STEPS_PER_S_FIELD_NUMBER: builtins.int
+    SAMPLES_PER_S_FIELD_NUMBER: builtins.int
+    METRICS_FIELD_NUMBER: builtins.int
+    at_unix_s: builtins.float
+    """The moment, in seconds since 1970."""
+    clock: builtins.int
+    """Largest clock that all members had completed."""
+    steps_per_s: builtins.float
+    """Steps of all workers."""
+    samples_per_s: builtins.float
+    """Samples behind these. Unset where none are counted."""
+    @property
+    def metrics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Metric]:
+        """What scripts had logged last, a mean over the workers."""
+
+    def __init__(
+        self,
+        *,
+        at_unix_s: builtins.float = ...,
+        clock: builtins.int = ...,
+        steps_per_s: builtins.float = ...,
+        samples_per_s: builtins.float | None = ...,
+        metrics: collections.abc.Iterable[global___Metric] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_samples_per_s", b"_samples_per_s", "samples_per_s", b"samples_per_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_samples_per_s", b"_samples_per_s", "at_unix_s", b"at_unix_s", "clock", b"clock", "metrics", b"metrics", "samples_per_s", b"samples_per_s", "steps_per_s", b"steps_per_s"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_samples_per_s", b"_samples_per_s"]) -> typing.Literal["samples_per_s"] | None: ...
+
+global___HistoryPoint = HistoryPoint
+
+@typing.final
+class WatchEventsRequest(google.protobuf.message.Message):
+    """Asks for events."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    FOLLOW_FIELD_NUMBER: builtins.int
+    protocol_version: builtins.int
+    """Version of this protocol that the sender speaks."""
+    after: builtins.int
+    """Number of the last event that is known; 0 for all that the coordinator remembers."""
+    follow: builtins.bool
+    """Whether to go on with what happens, and not to end with what has happened."""
+    def __init__(
+        self,
+        *,
+        protocol_version: builtins.int = ...,
+        after: builtins.int = ...,
+        follow: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "follow", b"follow", "protocol_version", b"protocol_version"]) -> None: ...
+
+global___WatchEventsRequest = WatchEventsRequest
+
+@typing.final
+class WatchEventsResponse(google.protobuf.message.Message):
+    """What has happened, oldest first."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: builtins.int
+    @property
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobEvent]:
+        """Numbers grow, also when the coordinator is started again; some may be missing."""
+
+    def __init__(
+        self,
+        *,
+        events: collections.abc.Iterable[global___JobEvent] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["events", b"events"]) -> None: ...
+
+global___WatchEventsResponse = WatchEventsResponse
+
+@typing.final
+class JobEvent(google.protobuf.message.Message):
+    """Something that has happened to a job."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    AT_UNIX_S_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    SHARD_INDEX_FIELD_NUMBER: builtins.int
+    CLOCK_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Its number, from 1."""
+    at_unix_s: builtins.float
+    """When, in seconds since 1970."""
+    kind: builtins.str
+    """One word, such as `worker_joined`; see docs/psctl.md."""
+    text: builtins.str
+    """What has happened, for a person."""
+    worker_id: builtins.str
+    """Id of the worker that it is about; empty for none."""
+    shard_index: builtins.int
+    """The shard that it is about. Unset for none."""
+    clock: builtins.int
+    """Clock of it. Unset where it has none."""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        at_unix_s: builtins.float = ...,
+        kind: builtins.str = ...,
+        text: builtins.str = ...,
+        worker_id: builtins.str = ...,
+        shard_index: builtins.int | None = ...,
+        clock: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_clock", b"_clock", "_shard_index", b"_shard_index", "clock", b"clock", "shard_index", b"shard_index"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_clock", b"_clock", "_shard_index", b"_shard_index", "at_unix_s", b"at_unix_s", "clock", b"clock", "kind", b"kind", "number", b"number", "shard_index", b"shard_index", "text", b"text", "worker_id", b"worker_id"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_clock", b"_clock"]) -> typing.Literal["clock"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_shard_index", b"_shard_index"]) -> typing.Literal["shard_index"] | None: ...
+
+global___JobEvent = JobEvent
 
 @typing.final
 class PrivacyStatus(google.protobuf.message.Message):

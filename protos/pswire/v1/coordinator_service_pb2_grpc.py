@@ -90,6 +90,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportSilenceRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportSilenceResponse.FromString,
                 _registered_method=True)
+        self.ReportWork = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/ReportWork',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportWorkRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportWorkResponse.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/pswire.v1.CoordinatorService/Leave',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.LeaveRequest.SerializeToString,
@@ -154,6 +159,16 @@ class CoordinatorServiceStub(object):
                 '/pswire.v1.CoordinatorService/GetStatus',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
+        self.GetHistory = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/GetHistory',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.GetHistoryRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.GetHistoryResponse.FromString,
+                _registered_method=True)
+        self.WatchEvents = channel.unary_stream(
+                '/pswire.v1.CoordinatorService/WatchEvents',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.WatchEventsRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.WatchEventsResponse.FromString,
                 _registered_method=True)
 
 
@@ -237,6 +252,14 @@ class CoordinatorServiceServicer(object):
     def ReportSilence(self, request, context):
         """Tells for how long shards have not answered a worker that waits for them.
         Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportWork(self, request, context):
+        """What a worker has done since it joined, every two seconds while it trains: for
+        people. A lost one does not matter. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -338,6 +361,21 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHistory(self, request, context):
+        """How fast the job has trained since it started, and what its scripts have logged.
+        Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchEvents(self, request, context):
+        """What has happened after an event, then what happens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -395,6 +433,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ReportSilence,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportSilenceRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportSilenceResponse.SerializeToString,
+            ),
+            'ReportWork': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportWork,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportWorkRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportWorkResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -460,6 +503,16 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.GetStatusRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'GetHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHistory,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.GetHistoryRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.GetHistoryResponse.SerializeToString,
+            ),
+            'WatchEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvents,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.WatchEventsRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.WatchEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -760,6 +813,33 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/ReportSilence',
             pswire_dot_v1_dot_coordinator__service__pb2.ReportSilenceRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.ReportSilenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportWork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/ReportWork',
+            pswire_dot_v1_dot_coordinator__service__pb2.ReportWorkRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.ReportWorkResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1111,6 +1191,60 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/GetStatus',
             pswire_dot_v1_dot_coordinator__service__pb2.GetStatusRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/GetHistory',
+            pswire_dot_v1_dot_coordinator__service__pb2.GetHistoryRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.GetHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/WatchEvents',
+            pswire_dot_v1_dot_coordinator__service__pb2.WatchEventsRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.WatchEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

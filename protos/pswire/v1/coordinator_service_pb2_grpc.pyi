@@ -94,6 +94,14 @@ class CoordinatorServiceStub:
     Idempotent.
     """
 
+    ReportWork: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.ReportWorkRequest,
+        pswire.v1.coordinator_service_pb2.ReportWorkResponse,
+    ]
+    """What a worker has done since it joined, every two seconds while it trains: for
+    people. A lost one does not matter. Idempotent.
+    """
+
     Leave: grpc.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.LeaveRequest,
         pswire.v1.coordinator_service_pb2.LeaveResponse,
@@ -182,6 +190,20 @@ class CoordinatorServiceStub:
     ]
     """Where the job stands. Idempotent."""
 
+    GetHistory: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.GetHistoryRequest,
+        pswire.v1.coordinator_service_pb2.GetHistoryResponse,
+    ]
+    """How fast the job has trained since it started, and what its scripts have logged.
+    Idempotent.
+    """
+
+    WatchEvents: grpc.UnaryStreamMultiCallable[
+        pswire.v1.coordinator_service_pb2.WatchEventsRequest,
+        pswire.v1.coordinator_service_pb2.WatchEventsResponse,
+    ]
+    """What has happened after an event, then what happens."""
+
 class CoordinatorServiceAsyncStub:
     """The coordinator of one job. Never in the path of a step."""
 
@@ -256,6 +278,14 @@ class CoordinatorServiceAsyncStub:
     ]
     """Tells for how long shards have not answered a worker that waits for them.
     Idempotent.
+    """
+
+    ReportWork: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.ReportWorkRequest,
+        pswire.v1.coordinator_service_pb2.ReportWorkResponse,
+    ]
+    """What a worker has done since it joined, every two seconds while it trains: for
+    people. A lost one does not matter. Idempotent.
     """
 
     Leave: grpc.aio.UnaryUnaryMultiCallable[
@@ -345,6 +375,20 @@ class CoordinatorServiceAsyncStub:
         pswire.v1.coordinator_service_pb2.GetStatusResponse,
     ]
     """Where the job stands. Idempotent."""
+
+    GetHistory: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.GetHistoryRequest,
+        pswire.v1.coordinator_service_pb2.GetHistoryResponse,
+    ]
+    """How fast the job has trained since it started, and what its scripts have logged.
+    Idempotent.
+    """
+
+    WatchEvents: grpc.aio.UnaryStreamMultiCallable[
+        pswire.v1.coordinator_service_pb2.WatchEventsRequest,
+        pswire.v1.coordinator_service_pb2.WatchEventsResponse,
+    ]
+    """What has happened after an event, then what happens."""
 
 class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
     """The coordinator of one job. Never in the path of a step."""
@@ -442,6 +486,16 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.ReportSilenceResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.ReportSilenceResponse]]:
         """Tells for how long shards have not answered a worker that waits for them.
         Idempotent.
+        """
+
+    @abc.abstractmethod
+    def ReportWork(
+        self,
+        request: pswire.v1.coordinator_service_pb2.ReportWorkRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.ReportWorkResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.ReportWorkResponse]]:
+        """What a worker has done since it joined, every two seconds while it trains: for
+        people. A lost one does not matter. Idempotent.
         """
 
     @abc.abstractmethod
@@ -557,5 +611,23 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.GetStatusResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.GetStatusResponse]]:
         """Where the job stands. Idempotent."""
+
+    @abc.abstractmethod
+    def GetHistory(
+        self,
+        request: pswire.v1.coordinator_service_pb2.GetHistoryRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.GetHistoryResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.GetHistoryResponse]]:
+        """How fast the job has trained since it started, and what its scripts have logged.
+        Idempotent.
+        """
+
+    @abc.abstractmethod
+    def WatchEvents(
+        self,
+        request: pswire.v1.coordinator_service_pb2.WatchEventsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[pswire.v1.coordinator_service_pb2.WatchEventsResponse], collections.abc.AsyncIterator[pswire.v1.coordinator_service_pb2.WatchEventsResponse]]:
+        """What has happened after an event, then what happens."""
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

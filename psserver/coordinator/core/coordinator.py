@@ -23,11 +23,13 @@ from psserver.coordinator.core.coordinator_effects import (
 )
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import NOTHING_TO_REPORT, Enrolments
+from psserver.coordinator.core.events import EventKind, Events
 from psserver.coordinator.core.fence import ActiveFence
 from psserver.coordinator.core.job_model import JobModel
 from psserver.coordinator.core.job_progress import JobProgress
 from psserver.coordinator.core.membership_change import waiting_text
 from psserver.coordinator.core.mode_change import mode_target, target_of
+from psserver.coordinator.core.progress_history import ProgressHistory
 from psserver.coordinator.core.reach import Reach
 from psserver.coordinator.core.roster import (
     GONE,
@@ -41,6 +43,7 @@ from psserver.coordinator.core.roster import (
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.core.shard_memory import APPLY_THREAD_COUNT, ModelMemory
 from psserver.coordinator.core.start_point import SavedJob, StartPoint
+from psserver.coordinator.core.work import Work
 from psserver.edge.coordinator_settings import (
     RETURN_MS_MIN,
     CoordinatorSettings,
@@ -83,6 +86,9 @@ class CoordinatorCore:
         reach: Which shards give which workers no answer.
         way_back: The newest checkpoint, None without any.
         last_state: Registered state of the worker that left last, as of its last push.
+        history: How fast it has trained over time.
+        sample_count: Samples that this process has heard of, as far as they are
+            counted.
     """
 
     def __init__(self, settings: CoordinatorSettings, start_count: int = 0) -> None:
@@ -96,6 +102,8 @@ class CoordinatorCore:
         self.reach = Reach(settings.lease_ttl_ms)
         self.way_back: SavedJob | None = None
         self.last_state = b""
+        self.history = ProgressHistory()
+        self.sample_count = 0
         self._patient_until_ms = 0
         self._shards_back_ms = 0
         self._now_ms = 0
@@ -109,9 +117,24 @@ class CoordinatorCore:
         return self.progress.roster
 
     @property
+    def events(self) -> Events:
+        """What has happened, for people."""
+        return self.progress.events
+
+    @property
     def record(self) -> Record | None:
         """Newest record, None before the start."""
         return self.progress.record
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of each name that scripts have logged, the mean of what each has last."""
+        found: dict[str, list[float]] = {}
+        for entry in self.roster.in_state(*PRESENT, WorkerState.LEAVING):
+            work = entry.work.newest
+            for name, logged in work.metrics.items() if work is not None else ():
+                found.setdefault(name, []).append(logged.value)
+        return {name: sum(each) / len(each) for name, each in sorted(found.items())}
 
     @property
     def phase(self) -> JobPhase:
@@ -170,6 +193,7 @@ class CoordinatorCore:
                 self.roster.restore_registered(worker, process_id, now_ms)
         if record is None:
             return
+        self.progress.started_ms = now_ms
         for end in record.departures:
             if not end.evicted:
                 self.roster.restore_left(end.member.worker, now_ms)
@@ -233,10 +257,23 @@ class CoordinatorCore:
             self.progress.keep(
                 Persist(shards=tuple(self.shards.slots)), now_ms, undo=undo
             )
+            self.events.add(
+                EventKind.SHARD_REGISTERED,
+                f"shard {slot.index} has registered at {slot.address}",
+                now_ms,
+                shard_index=slot.index,
+            )
         return slot
 
     def shard_watching(self, slot: ShardSlot, now_ms: int) -> None:
         """A shard's stream is open; its owner has sent it the whole state."""
+        if slot.broken_ms is not None:
+            self.events.add(
+                EventKind.SHARD_RETURNED,
+                f"shard {slot.index} is back",
+                now_ms,
+                shard_index=slot.index,
+            )
         slot.is_watching = True
         slot.broken_ms = None
         slot.heard_ms = now_ms
@@ -246,6 +283,13 @@ class CoordinatorCore:
         slot.is_watching = False
         slot.broken_ms = now_ms
         slot.heard_ms = now_ms
+        self.events.add(
+            EventKind.SHARD_LOST,
+            f"the connection to shard {slot.index} broke",
+            now_ms,
+            shard_index=slot.index,
+            clock=slot.standing.applied_clock,
+        )
         pending = self.progress.decided_cut
         if self.record is None and self.fence is not None:
             self.progress.abort(f"shard {slot.index} was lost before the start", now_ms)
@@ -349,6 +393,8 @@ class CoordinatorCore:
         entry.broken_ms = None
         entry.heard_ms = now_ms
         was_lost = entry.state is WorkerState.LOST
+        if was_lost or entry.state is WorkerState.SUSPECT:
+            self._note_worker(EventKind.WORKER_RETURNED, entry, "is back", now_ms)
         if entry.state in PRESENT:
             entry.state = WorkerState.MEMBER
         fence = self.fence
@@ -367,9 +413,15 @@ class CoordinatorCore:
         entry.heard_ms = now_ms
         if entry.state is WorkerState.MEMBER:
             entry.state = WorkerState.SUSPECT
+            what = "is suspect: its connection broke"
+            self._note_worker(EventKind.WORKER_SUSPECT, entry, what, now_ms)
         grace_ms = self.settings.reconnect_grace_ms
         if self.roster.most_broke(now_ms, grace_ms=grace_ms):
             self.have_patience(now_ms)
+
+    def report_work(self, entry: WorkerEntry, work: Work, now_ms: int) -> None:
+        """A worker says what it has done."""
+        self.sample_count += entry.work.take(work, now_ms)
 
     def evict(self, entry: WorkerEntry, now_ms: int) -> None:
         """Evicts a member that lives, as soon as enough would be left without it."""
@@ -666,6 +718,13 @@ class CoordinatorCore:
         checkpoint = self.checkpoints.of(snapshot_id)
         assert checkpoint is not None, "one that is being committed is not given up"
         self.checkpoints.committed(checkpoint, now_ms)
+        assert checkpoint.place is not None, "it was written there"
+        self.events.add(
+            EventKind.CHECKPOINT_COMPLETE,
+            f"checkpoint {checkpoint.place.name} is complete",
+            now_ms,
+            clock=checkpoint.cut.clock,
+        )
         if checkpoint.is_finite:
             self.way_back = saved
         self.progress.pump(now_ms)
@@ -744,6 +803,14 @@ class CoordinatorCore:
         self.roster.forget_ended(now_ms, lease_ttl_ms=lease_ttl_ms)
         self.progress.free_images(now_ms)
         self.progress.pump(now_ms)
+        if self.phase is JobPhase.RUNNING and self.history.is_due(now_ms):
+            self.history.add(
+                now_ms,
+                clock=min(slot.standing.frontier for slot in self.shards.slots),
+                step_count=self.shards.version,
+                sample_count=self.sample_count,
+                metrics=self.metrics,
+            )
 
     def have_patience(self, now_ms: int) -> None:
         """Loses no worker for a lease: that streams broke is this side's own doing."""
@@ -852,7 +919,9 @@ class CoordinatorCore:
         way_back = self._returns_to(away)
         if way_back is None:
             for slot in lost:
-                self.progress.fail(f"shard {slot.index} at {slot.address} was lost")
+                self.progress.fail(
+                    f"shard {slot.index} at {slot.address} was lost", now_ms
+                )
         elif lost or (
             now_ms >= self._shards_back_ms
             and self.shards.are_replaced(now_ms, self.settings.reconnect_grace_ms)
@@ -1043,6 +1112,14 @@ class CoordinatorCore:
 
         self.progress.keep(Persist(terms=model.terms), now_ms, then=follow)
 
+    def _note_worker(
+        self, kind: EventKind, entry: WorkerEntry, what: str, now_ms: int
+    ) -> None:
+        worker_id = entry.worker.worker_id
+        clock = None if entry.clock < 0 else entry.clock
+        text = f"{worker_id} {what}"
+        self.events.add(kind, text, now_ms, worker_id=worker_id, clock=clock)
+
     def _take_out_lost(self, now_ms: int) -> None:
         for entry in self.roster.lost(
             now_ms,
@@ -1051,5 +1128,7 @@ class CoordinatorCore:
         ):
             if entry.state is WorkerState.SUSPECT:
                 entry.state = WorkerState.LOST
+                what = "is lost: it did not come back in time"
+                self._note_worker(EventKind.WORKER_LOST, entry, what, now_ms)
             else:
                 self.progress.withdraw(entry, now_ms)

@@ -34,6 +34,7 @@ from psserver.coordinator.core.cut import (
 )
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import DataLedger, carried_over
+from psserver.coordinator.core.events import EventKind, Events
 from psserver.coordinator.core.fence import (
     NUMBERS_PER_START,
     ActiveFence,
@@ -108,6 +109,8 @@ class JobProgress:
         first: Whose values the job has started with, if this process has seen that.
         start_point: Checkpoint that the job starts from, or has started from.
         load_failure: Which shard could not load it, and why, empty when none has tried.
+        events: What has happened, for people.
+        started_ms: When the job was seen to start, or to go on; None before.
         effects: What the owner is to do, in order.
     """
 
@@ -132,6 +135,8 @@ class JobProgress:
         self.first: WorkerEntry | None = None
         self.start_point: StartPoint | None = None
         self.load_failure = ""
+        self.events = Events(start_count)
+        self.started_ms: int | None = None
         self.effects: list[CoordinatorEffect] = []
         self._mode_due_ms: int | None = None
         self.is_resumed = False
@@ -334,6 +339,12 @@ class JobProgress:
             self.first = self.wanted_mode = self._mode_due_ms = None
             self._orphan_clock = 0
             self._is_cut_stuck = self.is_resumed = False
+            self.events.add(
+                EventKind.JOB_REWOUND,
+                f"the job returns to {point}: {reason}",
+                now_ms,
+                clock=point.clock,
+            )
             self.effects.append(ReturnToCheckpoint(start_point=point, reason=reason))
 
         self.keep(
@@ -375,6 +386,9 @@ class JobProgress:
     def fail_checkpoint(self, reason: str, now_ms: int) -> None:
         """Gives the checkpoint up that is being made."""
         self._release_copies(self.checkpoints.fail(reason, now_ms))
+        self.events.add(
+            EventKind.CHECKPOINT_FAILED, f"a checkpoint has failed: {reason}", now_ms
+        )
         self.effects.append(CheckpointFailed(reason=reason))
 
     def take_state(self, checkpoint: PendingCheckpoint, state: bytes) -> None:
@@ -396,10 +410,13 @@ class JobProgress:
         if self.failure:
             raise Refusal(ErrorReason.SHARD_LOST, f"the job has failed: {self.failure}")
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, now_ms: int) -> None:
         """Ends the job, for everybody."""
         if not self.failure:
             self.failure = reason
+            self.events.add(
+                EventKind.JOB_FAILED, f"the job has failed: {reason}", now_ms
+            )
             self.effects.append(EndJob(reason=reason))
 
     # Inside
@@ -529,6 +546,7 @@ class JobProgress:
         def announce() -> None:
             self.fences.end()
             self._follow(record, now_ms)
+            self._note_events(record, now_ms)
             self.record = record
             self.load_failure = ""
             self._is_cut_stuck = self.is_resumed = False
@@ -605,6 +623,71 @@ class JobProgress:
                 entry.state = (
                     WorkerState.MEMBER if entry.is_watching else WorkerState.SUSPECT
                 )
+
+    def _note_events(self, record: Record, now_ms: int) -> None:
+        """Notes what a record changes, which is not the newest one yet."""
+        before, add = self.record, self.events.add
+        if before is None:
+            self.started_ms = now_ms
+            start = self.start_point
+            add(
+                EventKind.JOB_STARTED,
+                "the job has started"
+                if start is None
+                else f"the job goes on from {start}",
+                now_ms,
+                clock=record.mode_clock,
+            )
+        elif target_of(record) != target_of(before):
+            bound = record.staleness_bound
+            apart = f", {bound} clocks apart" if record.mode.rules.takes_bound else ""
+            add(
+                EventKind.MODE_CHANGED,
+                f"the mode is {record.mode.label}{apart} now",
+                now_ms,
+                clock=record.mode_clock,
+            )
+        joining = {member.worker.worker_id for member in record.members}
+        replaced = set()
+        for end in record.departures:
+            worker_id = end.member.worker.worker_id
+            if before is None or before.member_of(end.member.worker) is None:
+                continue  # an earlier record has ended it, and is in it again
+            kind, what = EventKind.WORKER_LEFT, "has left"
+            if end.evicted and worker_id in joining:
+                kind, what = EventKind.WORKER_REPLACED, "is replaced by a new start"
+                replaced.add(worker_id)
+            elif end.evicted:
+                kind, what = EventKind.WORKER_EVICTED, "is evicted"
+                entry = self.roster.find(end.member.worker)
+                if entry is not None and entry.cut_off:
+                    what += f", since it {entry.cut_off}"
+            add(
+                kind,
+                f"{worker_id} {what}",
+                now_ms,
+                worker_id=worker_id,
+                clock=end.last_clock,
+            )
+        for member in record.members:
+            worker_id = member.worker.worker_id
+            is_new = before is None or before.member_of(member.worker) is None
+            if is_new and worker_id not in replaced:
+                add(
+                    EventKind.WORKER_JOINED,
+                    f"{worker_id} has joined",
+                    now_ms,
+                    worker_id=worker_id,
+                    clock=member.base_clock,
+                )
+        if not record.members and not record.workers_floor:
+            clocks = [end.last_clock for end in record.departures]
+            add(
+                EventKind.JOB_FINISHED,
+                "the job is finished: all of its workers have left",
+                now_ms,
+                clock=max(clocks, default=None),
+            )
 
     def _note_orphan(self, fence: ActiveFence, record: Record, now_ms: int) -> None:
         """Finds a clock that only another record can commit, with its scale.

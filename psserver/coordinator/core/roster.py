@@ -6,10 +6,11 @@ come back within the grace it is *lost*: still a member, until a fence may take 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import NamedTuple
 
+from psserver.coordinator.core.work import RecentWork
 from pswire.awaited import NOT_KNOWN
 from pswire.limits import NAME_BYTES_MAX
 from pswire.membership import WorkerKey, WorkerState
@@ -88,6 +89,7 @@ class WorkerEntry:
         clock: Clocks it has completed as a member, `NOT_KNOWN` before shards report.
         stepped_ms: When that became so.
         has_state: Whether its script has registered state.
+        work: What it has said of its own work; nothing once it is over.
     """
 
     worker: WorkerKey
@@ -107,6 +109,7 @@ class WorkerEntry:
     clock: int = NOT_KNOWN
     stepped_ms: int = 0
     has_state: bool = False
+    work: RecentWork = field(default_factory=RecentWork)
 
     def note_clock(self, clock: int, now_ms: int) -> None:
         """The shards report its clock; a new one begins its next step."""
@@ -131,6 +134,7 @@ class WorkerEntry:
         if self.state not in GONE:
             self.state = state
             self.ended_ms = now_ms
+            self.work = RecentWork()
 
 
 class Roster:

@@ -1,5 +1,6 @@
 """Shards as the coordinator knows them."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -14,6 +15,9 @@ from pswire.reasons import ErrorReason, Refusal
 CLAIM_TTL_MS = 2_000
 """Time in which a process that has registered must open its watch before its place is
 given to another one."""
+
+STANDING_COUNT_MAX = 11
+"""Reports that are kept of a shard: ten seconds of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,14 @@ class ShardStanding:
         waiting_for: Whom its next clock waits for.
         waiting_reason: What it waits for, in words.
         waited_ms: For how long it had waited.
+        resident_bytes: Memory of its process, 0 if it is not known.
+        apply_s: Time that its threads have applied updates for, all together.
+        received_bytes: Of the messages that its data plane was sent.
+        sent_bytes: Of those that it has sent.
+        duplicate_count: Pushes that were sent again and were done already.
+        chunk_count: Chunks that it holds.
+        waits: Of each member, for how many seconds its pushes were complete and waited
+            for others.
     """
 
     heard_ms: int | None = None
@@ -53,6 +65,13 @@ class ShardStanding:
     waiting_for: tuple[Awaited, ...] = ()
     waiting_reason: str = ""
     waited_ms: int = 0
+    resident_bytes: int = 0
+    apply_s: float = 0.0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    duplicate_count: int = 0
+    chunk_count: int = 0
+    waits: Mapping[WorkerKey, float] = field(default_factory=dict)
 
     def clock_of(self, member: Member) -> int:
         """Clock of a member here; that of its joining if the shard has not said."""
@@ -77,6 +96,7 @@ class ShardSlot:
         is_watching: Whether its stream is open.
         broken_ms: When its stream broke, None while it is open.
         standing: Its last report of its progress.
+        recent: The last ones, the newest last.
         memory: What its process may use.
         was_lost: Whether its process was away when the job returned to a checkpoint.
     """
@@ -89,8 +109,59 @@ class ShardSlot:
     is_watching: bool = False
     broken_ms: int | None = None
     standing: ShardStanding = NOT_TOLD
+    recent: deque[ShardStanding] = field(
+        default_factory=lambda: deque(maxlen=STANDING_COUNT_MAX)
+    )
     memory: MemoryGrant = NO_GRANT
     was_lost: bool = False
+
+    def take(self, standing: ShardStanding) -> None:
+        """Takes a report of its progress, which is a sign of life."""
+        self.heard_ms = standing.heard_ms
+        self.standing = standing
+        if self.recent and standing.version < self.recent[-1].version:
+            self.recent.clear()  # another process than before
+        self.recent.append(standing)
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Steps of all workers lately, None before there are two reports."""
+        seconds = self._recent_s
+        if not seconds:
+            return None
+        return (self.recent[-1].version - self.recent[0].version) / seconds
+
+    @property
+    def apply_ms(self) -> float | None:
+        """How long its threads apply a clock lately, all together; a push outside BSP.
+
+        None where there was none.
+        """
+        if not self._recent_s:
+            return None
+        first, last = self.recent[0], self.recent[-1]
+        clock_count = last.applied_clock - first.applied_clock
+        count = clock_count or last.version - first.version
+        return 1000 * (last.apply_s - first.apply_s) / count if count > 0 else None
+
+    def peer_wait_ms(self, worker: WorkerKey) -> float | None:
+        """How long a push of a member waits here for those of others lately.
+
+        None where it had none done.
+        """
+        known = [each for each in self.recent if worker in each.done]
+        if len(known) < 2:
+            return None
+        first, last = known[0], known[-1]
+        count = last.done[worker] - first.done[worker]
+        waited_s = last.waits.get(worker, 0.0) - first.waits.get(worker, 0.0)
+        return 1000 * waited_s / count if count > 0 else None
+
+    @property
+    def _recent_s(self) -> float:
+        """Time between the first and the last report that is kept."""
+        times = [each.heard_ms for each in self.recent if each.heard_ms is not None]
+        return (times[-1] - times[0]) / 1000 if times else 0.0
 
     def state_text(self, now_ms: int) -> str:
         """Its name, whether it lives, and where it stands, for who waits for it."""
@@ -195,6 +266,7 @@ class ShardMap:
         slot.heard_ms = now_ms
         slot.broken_ms = None
         slot.standing = NOT_TOLD
+        slot.recent.clear()
         slot.memory = memory
         slot.was_lost = False
         return slot
@@ -207,6 +279,7 @@ class ShardMap:
             slot.heard_ms = slot.broken_ms = None
             slot.is_watching = False
             slot.standing = NOT_TOLD
+            slot.recent.clear()
         self._seekers.clear()
 
     def note_seeker(self, process_id: str, now_ms: int) -> None:
@@ -272,6 +345,23 @@ class ShardMap:
     def clock_of(self, member: Member) -> int:
         """Clock of a member that every shard has completed, as they last reported."""
         return min(slot.standing.clock_of(member) for slot in self.slots)
+
+    def peer_wait_ms(self, worker: WorkerKey) -> float | None:
+        """How long a step of a member waits for those of others lately.
+
+        On the shard where that is longest: an answer comes from all. None where no push
+        was done, or a shard has not said.
+        """
+        waits = [slot.peer_wait_ms(worker) for slot in self.slots]
+        known = [each for each in waits if each is not None]
+        return max(known) if len(known) == len(waits) else None
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Steps of all workers lately, None where a shard has not said."""
+        rates = [slot.steps_per_s for slot in self.slots]
+        known = [each for each in rates if each is not None]
+        return min(known) if len(known) == len(rates) else None
 
     @property
     def version(self) -> int:

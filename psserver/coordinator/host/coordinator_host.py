@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from psserver.coordinator.core.coordinator_effects import (
@@ -25,6 +26,7 @@ from psserver.coordinator.core.coordinator_effects import (
     WriteCheckpoint,
 )
 from psserver.coordinator.core.data.split_book import SplitBook
+from psserver.coordinator.core.events import EventKind
 from psserver.coordinator.core.roster import GONE, PRESENT, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot, ShardStanding
 from psserver.coordinator.core.start_point import SavedJob
@@ -76,6 +78,7 @@ class CoordinatorHost:
         checkpoints: Has checkpoints written.
         history: What it decided, for an offline check.
         limits: What callers may make it hold.
+        unix_offset_s: The time, in seconds since 1970, at which `now_ms` was 0.
     """
 
     def __init__(
@@ -100,7 +103,16 @@ class CoordinatorHost:
         self._queues: dict[int | WorkerKey, Queue] = {}
         self.core = restored_core(settings, store, now_ms(), saved)
         self._logged = self.core.record
+        self.unix_offset_s = time.time() - now_ms() / 1000
+        is_first = self.core.record is None and self.core.progress.start_point is None
+        self.core.events.add(
+            EventKind.COORDINATOR_STARTED,
+            f"the coordinator has started{'' if is_first else ' again'}",
+            now_ms(),
+        )
         self.changes = Changes()
+        self._new_events = Changes()
+        self._told_event = 0
         self._wished_mode: tuple[Mode, int] | None = None
         self.data = DataLeases(
             self.core, self.changes, self.keep, SplitBook(store.load_splits())
@@ -170,6 +182,9 @@ class CoordinatorHost:
                 else:
                     self._carry_out(effect)
         self.changes.notify()
+        if self._told_event != self.core.events.newest_number:
+            self._told_event = self.core.events.newest_number
+            self._new_events.notify()
         return unwritten
 
     def pump_for_caller(self) -> None:
@@ -190,6 +205,11 @@ class CoordinatorHost:
         """
         self.core.progress.keep(what, now_ms(), undo=undo)
         self.pump_for_caller()
+
+    async def wait_event(self, after: int) -> None:
+        """Returns once something has happened after an event."""
+        events = self.core.events
+        await self._new_events.wait_until(lambda: events.newest_number > after)
 
     async def next_event(
         self, entry: WorkerEntry, queue: Queue, timeout_s: float
@@ -314,8 +334,7 @@ class CoordinatorHost:
             standing: Where it stands.
             contradicting: Members whose bytes contradicted their finite verdict.
         """
-        slot.heard_ms = standing.heard_ms
-        slot.standing = standing
+        slot.take(standing)
         for member in self.core.record.members if self.core.record else ():
             entry = self.core.roster.find(member.worker)
             if entry is not None:

@@ -6,6 +6,8 @@ from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.host.snapshot_requests import PinnedSnapshot
 from psserver.coordinator.rpc.status_report import (
     checkpoint_status,
+    events_message,
+    history_message,
     saved_message,
     status_message,
 )
@@ -52,6 +54,8 @@ class PublicControl:
             ),
             "SetMode": answered(self.set_mode, messages.SetModeRequest),
             "GetStatus": answered(self.get_status, messages.GetStatusRequest),
+            "GetHistory": answered(self.get_history, messages.GetHistoryRequest),
+            "WatchEvents": streamed(self.watch_events, messages.WatchEventsRequest),
         }
 
     async def request_snapshot(
@@ -125,9 +129,43 @@ class PublicControl:
         self, request: messages.GetStatusRequest, context: Context
     ) -> messages.GetStatusResponse:
         check_protocol(request.protocol_version)
+        return self.status()
+
+    async def get_history(
+        self, request: messages.GetHistoryRequest, context: Context
+    ) -> messages.GetHistoryResponse:
+        check_protocol(request.protocol_version)
+        return self.history()
+
+    async def watch_events(
+        self, request: messages.WatchEventsRequest, context: Context
+    ) -> AsyncIterator[messages.WatchEventsResponse]:
+        """Sends what has happened after an event, then what happens."""
+        check_protocol(request.protocol_version)
+        events, after = self._host.core.events, request.after
+        while True:
+            if events.newest_number > after:
+                yield self.events(after)
+                after = events.newest_number
+            elif not request.follow:
+                return
+            else:
+                await self._host.wait_event(after)
+
+    def status(self) -> messages.GetStatusResponse:
+        """Where the job stands."""
         status = status_message(self._host.core, self._host.waits, now_ms())
         status.splits.extend(split_messages(self._host.data.splits.all()))
         return status
+
+    def history(self) -> messages.GetHistoryResponse:
+        """How the job has trained."""
+        return history_message(self._host.core, self._host.unix_offset_s)
+
+    def events(self, after: int) -> messages.WatchEventsResponse:
+        """What has happened after an event."""
+        host = self._host
+        return events_message(host.core.events.after(after), host.unix_offset_s)
 
     # Inside
 

@@ -156,4 +156,11 @@ def _standing(request: messages.ReportProgressRequest) -> ShardStanding:
         ),
         waiting_reason=request.waiting.reason,
         waited_ms=request.waiting.waited_ms,
+        resident_bytes=request.resident_bytes,
+        apply_s=request.apply_s,
+        received_bytes=request.received_bytes,
+        sent_bytes=request.sent_bytes,
+        duplicate_count=request.duplicate_count,
+        chunk_count=request.chunk_count,
+        waits={worker_key(each.worker): each.waited_s for each in request.waits},
     )

@@ -1,9 +1,14 @@
-"""Where a job stands, as a message for people and programs."""
+"""Where a job stands and how it has come there, as messages for people and programs."""
+
+from collections.abc import Iterable, Mapping
 
 from psserver.coordinator.core.checkpoints import Checkpoints, CommittedCheckpoint
 from psserver.coordinator.core.coordinator import CoordinatorCore
-from psserver.coordinator.core.roster import GONE, WorkerEntry
+from psserver.coordinator.core.diagnosis import diagnose, facts_of
+from psserver.coordinator.core.events import JobEvent
+from psserver.coordinator.core.roster import GONE, PRESENT, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot
+from psserver.coordinator.core.work import RecentWork
 from psserver.coordinator.host.job_waits import JobWaits
 from psserver.coordinator.rpc.watch_codec import address_message
 from pswire.aggregation import NO_COUNTS
@@ -34,6 +39,14 @@ def status_message(
     start = core.progress.start_point
     first_clock = start.clock if start is not None else 0
     mode_clock = record.mode_clock if record is not None else 0
+    found = diagnose(facts_of(core, now_ms))
+    started_ms = core.progress.started_ms
+    work = [
+        means
+        for entry in core.roster.in_state(*PRESENT)
+        if (means := entry.work.lately()) is not None
+    ]
+    samples = [each.samples_per_s for each in work if each.samples_per_s is not None]
     status = messages.GetStatusResponse(
         settings=settings_message(core.settings),
         phase=messages.JobPhase.ValueType(core.phase.value),
@@ -56,6 +69,13 @@ def status_message(
             epoch_message(ledger.report)
             for ledger in core.ledger.newest(EPOCH_COUNT_MAX)
         ],
+        diagnosis=messages.Diagnosis(
+            cause=found.cause, sentence=found.sentence, who=found.who
+        ),
+        elapsed_ms=-1 if started_ms is None else now_ms - started_ms,
+        steps_per_s=core.shards.steps_per_s,
+        samples_per_s=sum(samples) if samples else None,
+        metrics=_mean_metrics(core.metrics),
     )
     if core.checkpoints.settings is not None:
         status.checkpoints.CopyFrom(checkpoint_status(core.checkpoints, now_ms))
@@ -63,6 +83,50 @@ def status_message(
         spent_count = core.ledger.participation_count
         status.privacy.CopyFrom(_privacy_status(terms.privacy, spent_count))
     return status
+
+
+def history_message(
+    core: CoordinatorCore, unix_offset_s: float
+) -> messages.GetHistoryResponse:
+    """How a job has trained; `unix_offset_s` is the time when this process's was 0."""
+    history = core.history
+    return messages.GetHistoryResponse(
+        interval_s=history.interval_ms / 1000,
+        points=[
+            messages.HistoryPoint(
+                at_unix_s=unix_offset_s + point.at_ms / 1000,
+                clock=point.clock,
+                steps_per_s=point.steps_per_s,
+                samples_per_s=point.samples_per_s,
+                metrics=_mean_metrics(point.metrics),
+            )
+            for point in history.points
+        ],
+    )
+
+
+def events_message(
+    events: Iterable[JobEvent], unix_offset_s: float
+) -> messages.WatchEventsResponse:
+    """What has happened; as `history_message`."""
+    return messages.WatchEventsResponse(
+        events=[
+            messages.JobEvent(
+                number=event.number,
+                at_unix_s=unix_offset_s + event.at_ms / 1000,
+                kind=event.kind,
+                text=event.text,
+                worker_id=event.worker_id,
+                shard_index=event.shard_index,
+                clock=event.clock,
+            )
+            for event in events
+        ]
+    )
+
+
+def _mean_metrics(metrics: Mapping[str, float]) -> list[messages.Metric]:
+    return [messages.Metric(name=name, value=value) for name, value in metrics.items()]
 
 
 def _privacy_status(privacy: Privacy, spent_count: int) -> messages.PrivacyStatus:
@@ -129,7 +193,7 @@ def _worker_status(
         slot.standing.gradients.get(entry.worker, NO_COUNTS)
         for slot in core.shards.slots
     )
-    return messages.WorkerStatus(
+    status = messages.WorkerStatus(
         worker=identity_message(entry.worker),
         rank=member.rank if member is not None else -1,
         state=entry.state,
@@ -149,6 +213,44 @@ def _worker_status(
         brought_other=core.brought_other(entry),
         unreached_shards=core.reach.unreached(entry.worker, now_ms),
     )
+    if entry.work.newest is not None:
+        waits_ms = core.shards.peer_wait_ms(entry.worker)
+        status.work.CopyFrom(_work_status(entry.work, waits_ms))
+    return status
+
+
+def _work_status(recent: RecentWork, peer_wait_ms: float | None) -> messages.WorkStatus:
+    work, means = recent.newest, recent.lately()
+    assert work is not None, "it has reported"
+    status = messages.WorkStatus(
+        step_count=work.step_count,
+        sample_count=work.sample_count,
+        peer_wait_ms=peer_wait_ms,
+        activity=messages.Activity.ValueType(work.activity),
+        activity_ms=work.activity_ms,
+        traffic=messages.Traffic(
+            sent_bytes=work.sent_bytes,
+            received_bytes=work.received_bytes,
+            encodings=[
+                messages.EncodedBytes(
+                    encoding=encoding, sent_bytes=sent, received_bytes=received
+                )
+                for encoding, (sent, received) in sorted(work.encodings.items())
+            ],
+        ),
+        resident_bytes=work.resident_bytes,
+        metrics=[
+            messages.Metric(name=name, value=logged.value, step=logged.step)
+            for name, logged in sorted(work.metrics.items())
+        ],
+    )
+    if means is not None:
+        status.steps_per_s = means.steps_per_s
+        if means.samples_per_s is not None:
+            status.samples_per_s = means.samples_per_s
+        status.compute_ms, status.load_ms = means.compute_ms, means.load_ms
+        status.send_ms, status.wait_ms = means.send_ms, means.wait_ms
+    return status
 
 
 def _shard_status(
@@ -173,6 +275,12 @@ def _shard_status(
         queued_push_count=standing.queued_push_count,
         torn_step_count=standing.torn_step_count,
         staleness_counts=standing.staleness_counts,
+        resident_bytes=standing.resident_bytes,
+        apply_ms=slot.apply_ms,
+        received_bytes=standing.received_bytes,
+        sent_bytes=standing.sent_bytes,
+        duplicate_count=standing.duplicate_count,
+        chunk_count=standing.chunk_count,
     )
     if standing.waited_ms:
         status.waiting.CopyFrom(_waiting_message(slot))

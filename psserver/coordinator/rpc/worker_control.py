@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator
 
 from psserver.coordinator.core.coordinator_effects import EndJob
 from psserver.coordinator.core.roster import GONE, Brought, WorkerEntry
+from psserver.coordinator.core.work import Activity, Logged, Work
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
 from psserver.coordinator.rpc.watch_codec import worker_event, worker_view
@@ -24,10 +26,15 @@ from psserver.edge.monotonic import now_ms
 from psserver.edge.staging_calls import StagingCall, StagingCalls, StagingPlaces
 from psserver.logs import RefusalLog
 from pswire.data_codec import read_report
-from pswire.limits import STATE_BYTES_MAX, WAITING_INTERVAL_MS
+from pswire.limits import (
+    ENCODING_COUNT_MAX,
+    METRIC_COUNT_MAX,
+    STATE_BYTES_MAX,
+    WAITING_INTERVAL_MS,
+)
 from pswire.membership import WorkerState
 from pswire.membership_codec import identity_message, settings_message
-from pswire.names import check_name
+from pswire.names import check_metric_name, check_name
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.schema_codec import MergedModel, optimizer_from_message, read_terms
 from pswire.v1 import coordinator_service_pb2 as messages
@@ -39,6 +46,18 @@ SIGNAL_LENGTH_MAX = 16
 
 LOADER_COUNT_MAX = 256
 """Most loaders that one worker names."""
+
+_COUNTERS = (
+    "step_count",
+    "sample_count",
+    "compute_s",
+    "load_s",
+    "send_s",
+    "wait_s",
+    "activity_ms",
+    "resident_bytes",
+)
+"""Fields of a report of work that only grow."""
 
 
 class WorkerControl:
@@ -66,6 +85,7 @@ class WorkerControl:
             "ReportSilence": answered(
                 self.report_silence, messages.ReportSilenceRequest
             ),
+            "ReportWork": answered(self.report_work, messages.ReportWorkRequest),
             "SaveState": answered(self.save_state, messages.SaveStateRequest),
             "LoadState": answered(self.load_state, messages.LoadStateRequest),
             "Leave": answered(self.leave, messages.LeaveRequest),
@@ -229,6 +249,14 @@ class WorkerControl:
         self._host.pump()
         return messages.ReportSilenceResponse()
 
+    async def report_work(
+        self, request: messages.ReportWorkRequest, context: Context
+    ) -> messages.ReportWorkResponse:
+        entry = self._callers.own_entry(request)
+        if entry.state not in GONE:
+            self._host.core.report_work(entry, _work(request), now_ms())
+        return messages.ReportWorkResponse()
+
     async def save_state(
         self, request: messages.SaveStateRequest, context: Context
     ) -> messages.SaveStateResponse:
@@ -263,3 +291,45 @@ class WorkerControl:
             entry, request.sequence, read_report(request), signal_name=name
         )
         return messages.LeaveResponse()
+
+
+def _work(request: messages.ReportWorkRequest) -> Work:
+    """A worker's report.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`.
+    """
+    counters = {name: getattr(request, name) for name in _COUNTERS}
+    traffic = request.traffic
+    sizes = [traffic.sent_bytes, traffic.received_bytes]
+    sizes += [n for e in traffic.encodings for n in (e.sent_bytes, e.received_bytes)]
+    if not all(math.isfinite(n) and n >= 0 for n in (*counters.values(), *sizes)):
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE, "a counter is negative or no finite number"
+        )
+    if (
+        len(request.metrics) > METRIC_COUNT_MAX
+        or len(traffic.encodings) > ENCODING_COUNT_MAX
+    ):
+        raise Refusal(
+            ErrorReason.LIMIT_EXCEEDED,
+            f"{len(request.metrics)} metrics and {len(traffic.encodings)} encodings, "
+            f"the limits are {METRIC_COUNT_MAX} and {ENCODING_COUNT_MAX}",
+        )
+    for metric in request.metrics:
+        check_metric_name(metric.name)
+    for encoded in traffic.encodings:
+        check_metric_name(encoded.encoding)
+    known = {each.value for each in Activity}
+    activity = int(request.activity)
+    return Work(
+        **counters,
+        activity=Activity(activity) if activity in known else Activity.UNKNOWN,
+        sent_bytes=traffic.sent_bytes,
+        received_bytes=traffic.received_bytes,
+        encodings={
+            each.encoding: (each.sent_bytes, each.received_bytes)
+            for each in traffic.encodings
+        },
+        metrics={each.name: Logged(each.value, each.step) for each in request.metrics},
+    )

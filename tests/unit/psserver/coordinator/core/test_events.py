@@ -1,0 +1,73 @@
+"""What a coordinator remembers of what has happened."""
+
+from psserver.coordinator.core.events import EVENT_COUNT_MAX, EventKind, Events
+from psserver.edge.coordinator_settings import CoordinatorSettings
+from pswire.membership import Mode, WorkerState
+from tests.doubles.driven_coordinator import DrivenCoordinator
+
+
+def _kinds(driven: DrivenCoordinator, after: int = 0) -> list[str]:
+    return [event.kind.value for event in driven.core.events.after(after)]
+
+
+def test_numbers_grow_over_starts_and_the_oldest_events_go() -> None:
+    events = Events()
+    for at_ms in range(EVENT_COUNT_MAX + 5):
+        events.add(EventKind.WORKER_SUSPECT, "x" * 5_000, at_ms)
+    kept = list(events.after(0))
+    assert [kept[0].number, kept[-1].number] == [6, EVENT_COUNT_MAX + 5]
+    assert len(kept) == EVENT_COUNT_MAX
+    assert len(kept[0].text) == 2_000
+    assert [e.number for e in events.after(EVENT_COUNT_MAX + 3)] == [1_004, 1_005]
+
+    again = Events(start_count=1)
+    again.add(EventKind.COORDINATOR_STARTED, "", 0)
+    assert again.newest_number > events.newest_number
+
+
+def test_the_life_of_a_job_is_told_in_its_order() -> None:
+    driven = DrivenCoordinator.running("a", "b")
+    assert _kinds(driven) == [
+        "shard_registered",
+        "shard_registered",
+        "job_started",
+        "worker_joined",
+        "worker_joined",
+    ]
+    (*_, last) = driven.core.events.after(0)
+    assert (last.worker_id, last.clock, last.text) == ("b", 0, "b has joined")
+
+
+def test_a_worker_that_is_lost_and_evicted_leaves_its_traces() -> None:
+    driven = DrivenCoordinator.running("a", "b")
+    number = driven.core.events.newest_number
+    (_, entry) = driven.core.roster.in_state(WorkerState.MEMBER)
+    driven.lose(entry)
+    driven.report_all()
+    assert _kinds(driven, number) == ["worker_suspect", "worker_lost", "worker_evicted"]
+
+
+def test_a_shard_that_is_away_for_a_moment_leaves_its_traces() -> None:
+    driven = DrivenCoordinator.running("a")
+    number = driven.core.events.newest_number
+    driven.break_shard(1)
+    driven.core.shard_watching(driven.core.shards.slots[1], driven.now_ms)
+    assert _kinds(driven, number) == ["shard_lost", "shard_returned"]
+    assert {e.shard_index for e in driven.core.events.after(number)} == {1}
+
+
+def test_another_mode_and_the_end_of_a_job_are_events() -> None:
+    settings = CoordinatorSettings(job_id="job", shard_count=1)
+    driven = DrivenCoordinator.running("a", settings=settings)
+    number = driven.core.events.newest_number
+    driven.core.set_mode(Mode.SSP, 3, driven.now_ms)
+    driven.report_all()
+    (changed,) = driven.core.events.after(number)
+    assert (changed.kind, changed.text) == (
+        EventKind.MODE_CHANGED,
+        "the mode is ssp, 3 clocks apart now",
+    )
+    (entry,) = driven.core.roster.in_state(WorkerState.MEMBER)
+    driven.leave(entry)
+    driven.report_all()
+    assert _kinds(driven, changed.number) == ["worker_left", "job_finished"]
