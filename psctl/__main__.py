@@ -2,23 +2,35 @@
 
 import os
 import sys
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import typer
 
 from psctl import (
     bench_commands,
     checkpoint_commands,
+    config_commands,
     job_commands,
     local_commands,
     tls_commands,
     token_commands,
 )
 from psctl.failures import report
+from pswire.config_options import ConfiguredGroup
 from pswire.options import VersionOption
 
+
+class Commands(ConfiguredGroup):
+    """All commands: they share one section of the job's file."""
+
+    sections: ClassVar = {"": ("job", "psctl")}
+
+
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 app.command()(job_commands.status)
 app.command()(job_commands.mode)
@@ -30,6 +42,7 @@ app.add_typer(checkpoint_commands.app, name="checkpoint")
 app.add_typer(tls_commands.app, name="tls")
 app.add_typer(token_commands.app, name="token")
 app.add_typer(bench_commands.app, name="bench")
+app.add_typer(config_commands.app, name="config")
 
 _DEBUG_VARIABLE: Final = "PSCTL_DEBUG"
 

@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,9 @@ from psctl.failures import CommandError
 from psctl.processes import Children, Line
 from psctl.protection import Protection
 from psctl.status import read_status
+from psserver.job_options import JobOptions
 from pswire.addresses import Address, parse_address
+from pswire.config_file import variable_of
 
 START_TIMEOUT_S: Final = 30.0
 """Until the coordinator has reported its port."""
@@ -72,7 +74,9 @@ def start_daemons(
     """
     protection = protection or Protection()
     os.environ.update(protection.admin)
-    environment = {**protection.daemons, **(environment or {})}
+    # What a variable says of a job is meant for another one.
+    unset = {variable_of(each.name): "" for each in fields(JobOptions)}
+    environment = {**unset, **protection.daemons, **(environment or {})}
     children.start(
         f"{prefix}coordinator",
         [

@@ -19,7 +19,6 @@ _COORDINATOR: Final = typer.Option(
     "--coordinator",
     parser=peer_address,
     metavar="HOST:PORT",
-    envvar="PS_COORDINATOR",
     help="The job's coordinator.",
     show_default=False,
 )

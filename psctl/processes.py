@@ -20,6 +20,7 @@ from types import FrameType
 from typing import IO, Final, Self
 
 from psctl.failures import CommandError
+from pswire.config_file import CONFIG_VARIABLE
 from pswire.tether import tethered
 
 STOP_TIMEOUT_S: Final = 2.0
@@ -128,7 +129,13 @@ class Children:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, "TMPDIR": str(self._scratch), **environment},
+            env={
+                **os.environ,
+                # Of another job: a command that starts one says all of it.
+                CONFIG_VARIABLE: "",
+                "TMPDIR": str(self._scratch),
+                **environment,
+            },
             text=True,
             encoding="utf-8",
             start_new_session=True,

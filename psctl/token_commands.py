@@ -8,7 +8,6 @@ import typer
 from psctl.options import JsonOption, parsed, show
 from pswire.options import choice_option
 from pswire.security.roles import Role
-from pswire.security.token_store import TOKENS_VARIABLE
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,7 +17,6 @@ app = typer.Typer(
 TokensOption = Annotated[
     Path,
     typer.Option(
-        envvar=TOKENS_VARIABLE,
         metavar="FILE",
         help="The file of the daemons' --tokens. It has no token, only digests.",
         show_default=False,

@@ -3,7 +3,7 @@
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import typer
 
@@ -17,6 +17,7 @@ from psserver.config import (
 from psserver.edge.limits import Limits
 from psserver.job_options import JobOptions, takes_job_options
 from pswire.addresses import Address, parse_address
+from pswire.config_options import ConfiguredGroup
 from pswire.limits import WAIT_S_MAX
 from pswire.number_range import NumberRange
 from pswire.options import (
@@ -27,13 +28,28 @@ from pswire.options import (
     takes_credentials,
 )
 from pswire.security.credentials import Credentials
-from pswire.security.token_store import TOKENS_VARIABLE
 
 OFF: Final = "off"
 """In place of an address, for no admin port."""
 
+
+class Commands(ConfiguredGroup):
+    """The daemons, with the sections that each reads of the job's file."""
+
+    sections: ClassVar = {
+        "coordinator": ("job", "coordinator"),
+        "form": ("job", "coordinator"),
+        "shard": ("job", "shard"),
+        # What the coordinator is told holds for the one that it starts, too.
+        "local": ("job", "coordinator", "local"),
+    }
+
+
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
@@ -47,7 +63,6 @@ Listen = Annotated[
     typer.Option(
         parser=listen_address,
         metavar="HOST:PORT",
-        envvar="PS_LISTEN",
         help="Where to listen; port 0 takes a free one and prints it.",
     ),
 ]
@@ -56,7 +71,6 @@ AdminListen = Annotated[
     typer.Option(
         parser=_admin_text,
         metavar="HOST:PORT|off",
-        envvar="PS_ADMIN_LISTEN",
         help="Where to serve health, readiness, metrics and the page of the job by "
         "HTTP; port 0 takes a free one and logs it. See docs/operations.md.",
     ),
@@ -64,7 +78,6 @@ AdminListen = Annotated[
 StateDir = Annotated[
     Path,
     typer.Option(
-        envvar="PS_STATE_DIR",
         help="Folder for what a restart needs; made if it does not exist.",
     ),
 ]
@@ -78,7 +91,6 @@ Insecure = Annotated[
 Tokens = Annotated[
     Path | None,
     typer.Option(
-        envvar=TOKENS_VARIABLE,
         metavar="FILE",
         help="The job's tokens, as `psctl token create` keeps them: whoever calls must "
         "show one, or a certificate of --tls-ca. Read again when it changes.",
@@ -88,7 +100,6 @@ Tokens = Annotated[
 History = Annotated[
     str,
     typer.Option(
-        envvar="PS_HISTORY",
         metavar="FILE|FOLDER/",
         help="Where to write a history, see docs/history.md.",
         show_default=False,
@@ -158,7 +169,6 @@ def shard(
         typer.Option(
             parser=peer_address,
             metavar="HOST:PORT",
-            envvar="PS_COORDINATOR",
             help="The job's coordinator; it may be started later.",
             show_default=False,
         ),
@@ -171,7 +181,6 @@ def shard(
         typer.Option(
             parser=peer_address,
             metavar="HOST:PORT",
-            envvar="PS_ADVERTISE",
             help="Where workers reach this shard, if not where it listens.",
         ),
     ] = None,
@@ -274,6 +283,7 @@ def form(
     ] = False,
     insecure: Insecure = False,
     tokens: Tokens = None,
+    limit: Limit = [],  # noqa: B006, typer copies it
     verbose: Verbose = False,
 ) -> None:
     """Forms a job anew whose coordinator's state is damaged.
@@ -291,6 +301,7 @@ def form(
         wait_s=wait,
         is_wanted=yes,
         as_json=as_json,
+        limits=_limits(limit),
     )
     _run("form", forming, verbose=verbose)
 

@@ -34,6 +34,7 @@ from psserver.edge.coordinator_settings import (
 )
 from pswire.aggregation import EXAMPLES as AGGREGATION_EXAMPLES
 from pswire.aggregation import MEAN, Aggregation, BadGradientPolicy
+from pswire.config_options import switch_argument
 from pswire.limits import (
     CHUNK_BYTES_ASKED_MIN,
     CHUNK_BYTES_MAX,
@@ -297,9 +298,9 @@ class JobOptions:
         for each in fields(self):
             value = getattr(self, each.name)
             option = f"--{each.name.replace('_', '-')}"
-            if value is True:
-                found.append(option)
-            elif value is not None and value is not False:
+            if isinstance(value, bool):
+                found.append(switch_argument(each.name, value))
+            elif value is not None:
                 found.append(f"{option}={value}")
         return found
 

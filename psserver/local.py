@@ -13,6 +13,7 @@ from psserver.edge.coordinator_settings import ShardLossPolicy
 from psserver.edge.ending import JobFailedError
 from psserver.edge.lifecycle import DRAIN_TIMEOUT_S, LAST_CHECKPOINT_S, print_line, stay
 from pswire.addresses import Address
+from pswire.config_options import switch_argument
 from pswire.exit_codes import ExitCode
 from pswire.history import is_for_many
 
@@ -77,9 +78,12 @@ async def _supervise(
     *,
     verbose: bool,
 ) -> None:
-    common = config.limits.arguments()
-    common += ["--insecure"] if config.listen.insecure else []
-    common += ["--verbose"] if verbose else []
+    # All that it was given, off or on: they read the same variables and file.
+    common = [
+        *config.limits.arguments(),
+        switch_argument("insecure", config.listen.insecure),
+        switch_argument("verbose", verbose),
+    ]
     common += [f"--tokens={config.listen.tokens}"] if config.listen.tokens else []
     common += [f"--history={config.history}"] if config.history else []
     coordinator = await _start(

@@ -4,12 +4,13 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import typer
 
 from pswire.addresses import Address
 from pswire.channels import check_credentials
+from pswire.config_options import ConfiguredGroup
 from pswire.exit_codes import ExitCode
 from pswire.failpoints import FAILPOINT_VARIABLE, FailpointError, parse_failpoints
 from pswire.history import is_for_many
@@ -23,6 +24,7 @@ from pswire.options import (
     takes_credentials,
 )
 from pswire.security.credentials import CredentialsError
+from psworker.config import CONNECT_KEYS
 from psworker.errors import ConnectError
 from psworker.launch.cores import core_share, sharing_text
 from psworker.launch.launch_plan import DeviceError, LaunchPlan, devices_of_choice
@@ -30,8 +32,19 @@ from psworker.launch.launched import PROCESS_COUNT_MAX
 from psworker.launch.launcher import Launcher
 from psworker.launch.reachability import wait_reachable
 
+
+class Commands(ConfiguredGroup):
+    """The one command, and what scripts read of its section of the job's file."""
+
+    sections: ClassVar = {"run": ("job", "worker")}
+    more_keys: ClassVar = {"worker": CONNECT_KEYS}
+
+
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 _PROCESS_COUNT: Final = NumberRange(1, 1024, why="one machine has no cores for more")
@@ -150,7 +163,6 @@ def run(
         typer.Option(
             parser=peer_address,
             metavar="HOST:PORT",
-            envvar="PS_COORDINATOR",
             help="The job's coordinator.",
             show_default=False,
         ),
@@ -192,7 +204,6 @@ def run(
     worker_id: Annotated[
         str | None,
         typer.Option(
-            envvar="PS_WORKER_ID",
             metavar="ID",
             help="Stable id of the worker; with several processes ID-0, ID-1, ..., "
             "unless they push as one. "
@@ -204,7 +215,6 @@ def run(
     history: Annotated[
         str,
         typer.Option(
-            envvar="PS_HISTORY",
             metavar="FILE|FOLDER/",
             help="Where to write histories, see docs/history.md.",
             show_default=False,

@@ -1,18 +1,27 @@
-"""Where the coordinator is and how long to wait: arguments, then environment."""
+"""Settings of a script: arguments, then variables, then the job's file."""
 
 import math
 import os
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from pswire import failpoints
 from pswire.addresses import Address, parse_address
 from pswire.channels import check_credentials as check_own
+from pswire.config_file import (
+    CONFIG_VARIABLE,
+    ConfigFileError,
+    Setting,
+    read_settings,
+    variable_of,
+)
 from pswire.history import HISTORY_VARIABLE
 from pswire.limits import WAIT_S_MAX
+from pswire.names import worker_id_problem
 from pswire.number_range import NumberRange
-from pswire.security.credentials import CredentialsError
+from pswire.security.credentials import CREDENTIAL_VARIABLES, CredentialsError
 from pswire.shared_memory.segments import SHARED_MEMORY_VARIABLE, is_wanted
 from psworker.errors import ConfigurationError, refuse_worker_id
 
@@ -21,6 +30,136 @@ WORKER_ID_VARIABLE: Final = "PS_WORKER_ID"
 
 TIMEOUT_S: Final = NumberRange(0.0, WAIT_S_MAX, unit="seconds", is_above=True)
 """Limits of the system's calls end at some hundred years."""
+
+
+TIMEOUTS_S: Final = {
+    "connect_timeout_s": 8.0,
+    "step_timeout_s": 600.0,
+    "start_timeout_s": 3600.0,
+}
+"""Where nobody says else."""
+
+RUN_KEYS: Final = frozenset(
+    {
+        "connect_timeout",
+        "gpus",
+        "max_restarts",
+        "nproc",
+        "one_push_per_host",
+    }
+)
+"""What `psworker run` alone takes of its section of the job's file."""
+
+
+def _seconds(setting: Setting) -> str:
+    text = setting.text()
+    if text != "inf":
+        TIMEOUT_S.parsed(text)
+    return text
+
+
+def _address(setting: Setting) -> str:
+    return str(parse_address(setting.text()))
+
+
+def _worker_id(setting: Setting) -> str:
+    text = setting.text()
+    if problem := worker_id_problem(text):
+        raise ValueError(f"the worker id {text[:32]!r} {problem}")
+    return text
+
+
+def _switch(setting: Setting) -> str:
+    return "1" if setting.switch() else "0"
+
+
+CONNECT_KEYS: Final[Mapping[str, Callable[[Setting], str]]] = {
+    "admin_listen": Setting.text,
+    "connect_timeout_s": _seconds,
+    "coordinator": _address,
+    "history": Setting.text,
+    "shared_memory": _switch,
+    "start_timeout_s": _seconds,
+    "step_timeout_s": _seconds,
+    "tls_ca": Setting.text,
+    "tls_cert": Setting.text,
+    "tls_key": Setting.text,
+    "token_file": Setting.text,
+    "worker_id": _worker_id,
+}
+"""What scripts take of the job's file: each with what reads it."""
+
+
+def settings(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """The variables; for those that are not set, what the job's file says.
+
+    What the file says of TLS and of the token is put into the environment of this
+    process, where every channel looks, unless `environ` stands for it.
+
+    Args:
+        environ: In place of the environment of this process.
+
+    Raises:
+        ConfigurationError: The file can't be read, or is wrong.
+    """
+    variables = os.environ if environ is None else environ
+    path = variables.get(CONFIG_VARIABLE, "")
+    if not path:
+        return variables
+    try:
+        read = read_file(path)
+    except ConfigFileError as error:
+        raise ConfigurationError(f"{CONFIG_VARIABLE}: {error}") from None
+    filed = {variable_of(key): text for key, (text, _) in read.items()}
+    given = {name: text for name, text in variables.items() if text}
+    if environ is None:
+        for name in CREDENTIAL_VARIABLES:
+            if name in filed and name not in given:
+                os.environ[name] = os.path.abspath(filed[name])
+    return ChainMap(given, filed)
+
+
+def read_file(path: str | os.PathLike[str]) -> dict[str, tuple[str, str]]:
+    """What a job's file says to a script: by key the text, and where it stands.
+
+    Raises:
+        ConfigFileError: It can't be read, or is wrong.
+    """
+    known = {"worker": CONNECT_KEYS.keys() | RUN_KEYS}
+    found = {}
+    for key, setting in read_settings(path, ("job", "worker"), known).items():
+        if key not in CONNECT_KEYS:
+            continue
+        try:
+            found[key] = CONNECT_KEYS[key](setting), setting.place
+        except ConfigFileError:
+            raise
+        except ValueError as error:
+            raise ConfigFileError(f"{setting.place}: {error}") from None
+    return found
+
+
+def timeout_s(name: str, given: float | None, environ: Mapping[str, str]) -> float:
+    """A limit of time: as an argument says, a variable or the file, or by default.
+
+    Args:
+        name: Of the argument, as in `step_timeout_s`.
+        given: The argument, None if there is none.
+        environ: As `settings` returns it.
+
+    Raises:
+        ConfigurationError: It is no such time.
+    """
+    if given is not None:
+        check_timeouts(**{name: given})
+        return min(given, WAIT_S_MAX)
+    text = environ.get(variable_of(name), "")
+    if not text:
+        return TIMEOUTS_S[name]
+    try:
+        return WAIT_S_MAX if text == "inf" else TIMEOUT_S.parsed(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{variable_of(name)}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +180,9 @@ class WorkerConfig:
 
     coordinator: Address
     worker_id: str = ""
-    connect_timeout_s: float = 8.0
-    step_timeout_s: float = 600.0
-    start_timeout_s: float = 3600.0
+    connect_timeout_s: float = TIMEOUTS_S["connect_timeout_s"]
+    step_timeout_s: float = TIMEOUTS_S["step_timeout_s"]
+    start_timeout_s: float = TIMEOUTS_S["start_timeout_s"]
     history: str = ""
     shares_memory: bool = True
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from pswire.limits import WAIT_S_MAX
 from psworker import fork_guard, notebook
 from psworker.backends.backend import Backend
 from psworker.backends.group import Group, GroupChannel
@@ -28,10 +27,11 @@ from psworker.config import (
     WorkerConfig,
     arm_failpoints,
     check_credentials,
-    check_timeouts,
     find_history,
     named_coordinator,
+    settings,
     shares_memory,
+    timeout_s,
 )
 from psworker.connection import Connection, LocalConnection
 from psworker.errors import ConfigurationError
@@ -73,53 +73,56 @@ def connect(
     address: str | None = None,
     worker_id: str | None = None,
     *,
-    connect_timeout_s: float = 8.0,
-    step_timeout_s: float = 600.0,
-    start_timeout_s: float = 3600.0,
+    connect_timeout_s: float | None = None,
+    step_timeout_s: float | None = None,
+    start_timeout_s: float | None = None,
 ) -> Connection:
     """Connects this process to a job as a worker.
 
-    Without a coordinator, neither here nor in `PS_COORDINATOR`, the process trains
-    alone, and a warning says so.
+    What is not given here is taken from a variable, `PS_STEP_TIMEOUT_S` for
+    `step_timeout_s`, else from the sections `[worker]` and `[job]` of the file that
+    `PS_CONFIG` names. Without a coordinator in any of them the process trains alone,
+    and a warning says so.
 
     Args:
         address: `HOST:PORT` of the coordinator; by default `PS_COORDINATOR`.
         worker_id: Stable name of this worker; by default `PS_WORKER_ID`, else one of
             the coordinator's choice. Give ids for runs that repeat bit by bit.
-        connect_timeout_s: Longest wait for the coordinator.
-        step_timeout_s: Longest time for one `step()`, waits for others included.
-        start_timeout_s: Longest wait in `prepare` for the job to start.
+        connect_timeout_s: Longest wait for the coordinator, by default 8 s.
+        step_timeout_s: Longest time for one `step()`, waits for others included; by
+            default 600 s.
+        start_timeout_s: Longest wait in `prepare` for the job to start, by default an
+            hour.
 
     Returns:
         A connection to the job, a `LocalConnection` where there is none. In a group of
         `torch.distributed` all processes must call.
 
     Raises:
-        ConfigurationError: The address, the id or a time is none, or the files of TLS
-            can't be used.
+        ConfigurationError: The address, the id or a time is none, or the job's file or
+            the files of TLS can't be used.
         ConnectError: The coordinator was not reached; the text says why.
     """
     note_started()
-    coordinator = named_coordinator(address)
-    check_timeouts(
-        connect_timeout_s=connect_timeout_s,
-        step_timeout_s=step_timeout_s,
-        start_timeout_s=start_timeout_s,
-    )
+    found = settings()
+    coordinator = named_coordinator(address, found)
+    connect_s = timeout_s("connect_timeout_s", connect_timeout_s, found)
+    step_s = timeout_s("step_timeout_s", step_timeout_s, found)
+    start_s = timeout_s("start_timeout_s", start_timeout_s, found)
     if coordinator is None:
         arm_failpoints()
         group = find_torchrun()
         if group is None or group.rank == 0:
             logger.warning(alone_text(group, count_text()))
-        return LocalConnection(find_worker_id(worker_id))
+        return LocalConnection(find_worker_id(worker_id, found))
     config = WorkerConfig(
         coordinator=coordinator,
-        worker_id=find_worker_id(worker_id),
-        connect_timeout_s=min(connect_timeout_s, WAIT_S_MAX),
-        step_timeout_s=min(step_timeout_s, WAIT_S_MAX),
-        start_timeout_s=min(start_timeout_s, WAIT_S_MAX),
-        history=find_history(),
-        shares_memory=shares_memory(),
+        worker_id=find_worker_id(worker_id, found),
+        connect_timeout_s=connect_s,
+        step_timeout_s=step_s,
+        start_timeout_s=start_s,
+        history=find_history(found),
+        shares_memory=shares_memory(found),
     )
     if fork_guard.is_importing_main():
         raise ConfigurationError(
@@ -135,7 +138,7 @@ def connect(
     notebook.close_earlier(*place)
     if not notebook.is_running():
         refuse_second(*place)
-    backend = _backend(config, max(step_timeout_s, start_timeout_s))
+    backend = _backend(config, max(step_s, start_s))
     connection = Connection(backend, wait_s=config.step_timeout_s)
     note_worker(connection, backend, *place)
     note_connected()

@@ -24,8 +24,9 @@ from psserver.coordinator.storage.job_store import (
     JobStore,
 )
 from psserver.edge.access import Access
+from psserver.edge.descriptors import descriptors, fitted
 from psserver.edge.lifecycle import bind, stop
-from psserver.edge.limits import DEFAULT_LIMITS
+from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from psserver.edge.open_calls import OpenCalls
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import StateFolderError, held_folder
@@ -124,6 +125,7 @@ async def form(
     wait_s: float,
     is_wanted: bool,
     as_json: bool,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> None:
     """Says how a job goes on without its coordinator's state, and prepares it.
 
@@ -133,6 +135,7 @@ async def form(
         checkpoint_url: Folder of its checkpoints.
         wait_s: Longest wait for shards that live.
         is_wanted: Whether to do it.
+        limits: What callers may make it hold.
         as_json: Whether to say it for programs.
 
     Raises:
@@ -159,7 +162,9 @@ async def form(
             problem=problem,
             checkpoint_dir=folder.url,
             saved=saved,
-            shards=await _living_shards(listen, saved.job_id, shard_count, wait_s),
+            shards=await _living_shards(
+                listen, saved.job_id, shard_count, wait_s, limits
+            ),
         )
         set_aside = _set_aside(state_dir) if is_wanted and problem else None
     if as_json:
@@ -206,7 +211,11 @@ def _problem_of(state_dir: Path) -> str:
 
 
 async def _living_shards(
-    listen: ListenConfig, job_id: str, shard_count: int, wait_s: float
+    listen: ListenConfig,
+    job_id: str,
+    shard_count: int,
+    wait_s: float,
+    limits: Limits,
 ) -> tuple[LivingShard, ...]:
     """Shards that call the coordinator's address, until all have said where they stand.
 
@@ -218,7 +227,7 @@ async def _living_shards(
     server = make_server(
         ServerKind.COORDINATOR,
         [living],
-        OpenCalls(DEFAULT_LIMITS),
+        OpenCalls(fitted(limits, descriptors()[1])),
         access=Access.of(listen),
     )
     bind(server, listen)

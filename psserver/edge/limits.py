@@ -117,11 +117,12 @@ class Limits:
         return cls(**given)  # type: ignore[arg-type]  # whole where they have to be
 
     def arguments(self) -> list[str]:
-        """What differs from the defaults, for the command line of another process."""
+        """All of them, for the command line of another process.
+
+        Those that have their defaults, too: it may inherit a variable that says else.
+        """
         return [
-            f"--limit={_name(each)}={getattr(self, each.name)}"
-            for each in fields(self)
-            if getattr(self, each.name) != each.default
+            f"--limit={_name(each)}={getattr(self, each.name)}" for each in fields(self)
         ]
 
     def check_model(self, schema: ModelSchema) -> None:

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from pswire.reasons import ErrorReason, Refusal
 from psworker import event_loop
-from psworker.config import TIMEOUT_S, check_credentials, find_coordinator
+from psworker.config import (
+    TIMEOUT_S,
+    check_credentials,
+    find_coordinator,
+    settings,
+)
 from psworker.errors import (
     ClosedError,
     ConfigurationError,
@@ -186,7 +191,7 @@ class SnapshotReader:
             ConfigurationError: There is no address, or it is none, or the files of TLS
                 can't be used.
         """
-        self._address = find_coordinator(address)
+        self._address = find_coordinator(address, settings())
         check_credentials()
         self._loop = event_loop.acquire()
         self._lock = threading.RLock()  # a signal handler may read too

@@ -10,6 +10,7 @@ SCHEDULES = (
     "tests/property/test_core_schedules.py::test_every_schedule_keeps_every_promise"
 )
 WORKER_TESTS = "tests/unit/psworker"
+CONFIGURATION = "tests/unit/test_configuration.py"
 
 BUGS = (
     PlantedBug(
@@ -3650,6 +3651,53 @@ BUGS = (
         ),
         tests=(
             "tests/unit/psworker/member/test_exchange.py::test_what_delivers_is_freed_at_the_end_and_not_when_garbage_is",
+        ),
+    ),
+    PlantedBug(
+        "a script takes the job's file before its variables",
+        (
+            Edit(
+                f"{WORKER}/config.py",
+                "    return ChainMap(given, filed)\n",
+                "    return ChainMap(filed, given)\n",
+            ),
+        ),
+        tests=(f"{CONFIGURATION}::test_a_script_reads_the_same_file",),
+    ),
+    PlantedBug(
+        "what all share wins over a role's own section",
+        (
+            Edit(
+                "protos/pswire/config_file.py",
+                "    for section in sections:\n",
+                "    for section in reversed(sections):\n",
+            ),
+        ),
+        tests=(f"{CONFIGURATION}::test_sections_of_all_roles_and_their_order",),
+    ),
+    PlantedBug(
+        "a key that nobody knows is left out",
+        (
+            Edit(
+                "protos/pswire/config_file.py",
+                "            if key not in keys:\n",
+                "            if key not in keys and False:\n",
+            ),
+        ),
+        tests=(f"{CONFIGURATION}::test_a_wrong_file_is_refused_with_its_place",),
+    ),
+    PlantedBug(
+        "limits with their defaults are not passed on",
+        (
+            Edit(
+                "psserver/edge/limits.py",
+                '{getattr(self, each.name)}" for each in fields(self)\n        ]\n',
+                '{getattr(self, each.name)}" for each in fields(self)\n'
+                "            if getattr(self, each.name) != each.default\n        ]\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_limits.py::test_they_are_read_and_passed_on_as_they_were_given",
         ),
     ),
 )

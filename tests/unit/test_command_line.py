@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from psctl.__main__ import app as psctl_app
 from psctl.failures import exit_code_of
 from psserver.__main__ import app as psserver_app
+from pswire.config_file import key_of, variable_of
 from pswire.exit_codes import ExitCode
 from psworker.__main__ import app as psworker_app
 
@@ -176,7 +177,11 @@ def test_a_number_that_is_none_is_refused_in_one_form(
             command_of(app).main([*names, f"{option}={text}"], standalone_mode=False)
 
         shown = repr(text) if text in ("abc", "") else text
-        said = f"Invalid value for '{option}': {shown} is not a (whole )?number"
+        variable = variable_of(key_of(option))
+        said = (
+            rf"Invalid value for '{option}' \(env var: '{variable}'\): "
+            f"{shown} is not a (whole )?number"
+        )
         assert caught.value.exit_code == ExitCode.USAGE
         assert re.match(
             rf"{said}( of \w+)? from [\d.e-]+ to [\d.e+-]+",

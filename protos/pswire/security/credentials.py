@@ -22,6 +22,14 @@ TLS_KEY_VARIABLE: Final = "PS_TLS_KEY"
 TOKEN_FILE_VARIABLE: Final = "PS_TOKEN_FILE"
 TOKEN_VARIABLE: Final = "PS_TOKEN"
 
+CREDENTIAL_VARIABLES: Final = (
+    TLS_CA_VARIABLE,
+    TLS_CERTIFICATE_VARIABLE,
+    TLS_KEY_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+)
+"""Those that name files."""
+
 FILE_BYTES_MAX: Final = 1 << 20
 """A bundle of a hundred certificates is a tenth of it."""
 

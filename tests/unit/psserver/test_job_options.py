@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from psserver.__main__ import app
+from psserver.__main__ import Commands, app
 from psserver.config import ListenConfig
 from psserver.edge.checkpoint_interval import CheckpointInterval
 from psserver.edge.coordinator_settings import ShardLossPolicy
@@ -42,15 +42,18 @@ FULL = JobOptions(
 
 def parsed(arguments: list[str]) -> JobOptions:
     """The options as a command of its own reads them."""
-    probe = typer.Typer()
+    probe = typer.Typer(cls=Commands)
     found: list[JobOptions] = []
 
-    @probe.command()
+    @probe.callback()
+    def program() -> None: ...
+
+    @probe.command("coordinator")
     @takes_job_options
     def command(*, job: JobOptions) -> None:
         found.append(job)
 
-    done = RUN.invoke(probe, arguments, catch_exceptions=False)
+    done = RUN.invoke(probe, ["coordinator", *arguments], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return found[0]
 
