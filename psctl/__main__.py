@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 app.command()(job_commands.status)
 app.command()(job_commands.mode)
+app.command()(job_commands.doctor)
 app.command()(local_commands.demo)
 app.command()(local_commands.compare)
 app.command("check-history")(job_commands.check_history)

@@ -19,7 +19,13 @@ from pswire.limits import NUMBER_MAX, WAIT_S_MAX
 from pswire.membership import Mode
 from pswire.names import printable
 from pswire.number_range import NumberRange
-from pswire.options import MODES_TEXT, chosen, number_option, takes_credentials
+from pswire.options import (
+    MODES_TEXT,
+    chosen,
+    count_option,
+    number_option,
+    takes_credentials,
+)
 
 
 @takes_credentials
@@ -69,6 +75,71 @@ def mode(
     show(as_json, changed.to_json(), changed.text)
     if hint := changed.rate_hint:
         say(hint)
+
+
+@takes_credentials
+def doctor(
+    *,
+    coordinator: OptionalCoordinatorOption = None,
+    state_dir: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            help="A folder of state of a daemon here: whether it has room. May be "
+            "given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where checkpoints are written, in place of where the job says.",
+            show_default=False,
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        count_option(
+            "Workers that this machine is to have, in place of those that the job has "
+            "here.",
+            most=1024,
+            show_default=False,
+        ),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CHECK",
+            help="Leave a check out, such as torch, which takes some seconds. May be "
+            "given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Finds what is wrong on this machine, or between it and a job.
+
+    Example: psctl doctor --coordinator trainer-0:7070
+
+    Run it where a worker is to run. Each finding is ok, a warning, a problem or
+    unknown, with what to do next. Exit code 1 when there is a problem.
+
+    Without --coordinator it looks at this machine alone. A job that trains is delayed
+    for less than a second.
+    """
+    from psctl.doctor.command import run_doctor
+
+    code = run_doctor(
+        coordinator,
+        state_folders=state_dir or [],
+        checkpoint_url=checkpoint_dir,
+        worker_count=workers,
+        skipped=skip or [],
+        as_json=as_json,
+    )
+    if code != ExitCode.DONE:
+        raise typer.Exit(code)
 
 
 snapshot_app = typer.Typer(no_args_is_help=True, help="Pulls snapshots of a job.")

@@ -45,6 +45,10 @@ MESSAGE_BYTES_MAX: Final = 8 << 20
 """Limit on a message, and all that a call may claim of memory: it has room for the rows
 of a sparse gradient in one chunk, of 8 bytes and more, and the number of each."""
 
+PROBE_BYTES_MAX: Final = 4 << 20
+"""Most bytes that a call of `psctl doctor` sends or asks for: at 1 Gbit/s they take
+34 ms, and delay a push by as much at most."""
+
 PRODUCT_COUNT_MAX: Final = 1 << 17
 """Inner products of gradients that a commit brings, of all shards: 1 MiB, from which a
 shard works out within half a second what they make."""

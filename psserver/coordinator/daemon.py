@@ -30,6 +30,7 @@ from psserver.edge.lifecycle import (
     watch_certificates,
 )
 from psserver.edge.open_calls import OpenCalls
+from psserver.edge.probe import probe_handler
 from psserver.edge.room import watch_room
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_checkpoints, held_folder
@@ -85,7 +86,10 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         calls = OpenCalls(fitted(config.limits, descriptors()[1]))
         server = make_server(
             ServerKind.COORDINATOR,
-            [coordinator_handler(host)],
+            [
+                coordinator_handler(host),
+                probe_handler(knows_callers=access is not None, shares_memory=False),
+            ],
             calls,
             coordinator_keepalive(config.lease_ttl_ms),
             access,

@@ -97,6 +97,7 @@ ROLES: Final[Mapping[str, frozenset[Role]]] = {
             "OpenSegments": _WORKERS,
             "PullSnapshot": _READERS,
         },
+        "pswire.v1.ProbeService": {"Probe": _ALL},
         "grpc.health.v1.Health": {"Watch": _ALL, "List": _ALL},
     }.items()
     for method, roles in methods.items()

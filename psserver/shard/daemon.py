@@ -26,6 +26,7 @@ from psserver.edge.lifecycle import (
     watch_certificates,
 )
 from psserver.edge.open_calls import OpenCalls
+from psserver.edge.probe import probe_handler
 from psserver.edge.room import watch_room
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_folder
@@ -105,7 +106,10 @@ async def run_shard(config: ShardConfig) -> None:
     late = LateHandler()
     access = Access.of(config.listen)
     calls = OpenCalls(fitted(config.limits, descriptors()[1]))
-    server = make_server(ServerKind.SHARD, [late], calls, access=access)
+    probe = probe_handler(
+        knows_callers=access is not None, shares_memory=config.shares_memory
+    )
+    server = make_server(ServerKind.SHARD, [late, probe], calls, access=access)
     health = grpc_health.v1.health.aio.HealthServicer()
     add_HealthServicer_to_server(health, server)
     with held_folder(config.state_dir):

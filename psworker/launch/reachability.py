@@ -150,19 +150,9 @@ def problem_reaching(
 ) -> Problem | None:
     """Connects once, and returns why it did not succeed, None if it did."""
     deadline = time.monotonic() + timeout_s
-    try:
-        addresses = _resolve(target, timeout_s)
-    except socket.gaierror as error:
-        return Problem(
-            Cause.NAME,
-            f"the name {target.host!r} does not resolve ({error.strerror}); correct "
-            "it, or use an IP address",
-        )
-    except TimeoutError:
-        return Problem(
-            Cause.NAME,
-            f"the name {target.host!r} does not resolve: the DNS server is silent",
-        )
+    addresses = _looked_up(target, timeout_s)
+    if isinstance(addresses, Problem):
+        return addresses
     problem = None
     for family, _, _, _, address in addresses:
         try:
@@ -187,7 +177,31 @@ def problem_reaching(
     return problem
 
 
+def resolved(target: Address, timeout_s: float) -> tuple[str, ...] | Problem:
+    """The IP addresses that a name stands for, or why there are none in time."""
+    found = _looked_up(target, timeout_s)
+    if isinstance(found, Problem):
+        return found
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
 _Resolved = list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]]  # fmt: skip  # noqa: E501
+
+
+def _looked_up(target: Address, timeout_s: float) -> _Resolved | Problem:
+    try:
+        return _resolve(target, timeout_s)
+    except socket.gaierror as error:
+        return Problem(
+            Cause.NAME,
+            f"the name {target.host!r} does not resolve ({error.strerror}); correct "
+            "it, or use an IP address",
+        )
+    except TimeoutError:
+        return Problem(
+            Cause.NAME,
+            f"the name {target.host!r} does not resolve: the DNS server is silent",
+        )
 
 
 def _resolve(target: Address, timeout_s: float) -> _Resolved:

@@ -30,7 +30,11 @@ from pswire.membership import WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.security.roles import Role
 from pswire.security.tokens import Metadata, metadata_of, new_token
-from pswire.v1 import coordinator_service_pb2, parameter_service_pb2
+from pswire.v1 import (
+    coordinator_service_pb2,
+    parameter_service_pb2,
+    probe_service_pb2,
+)
 from tests.doubles.children import Nursery
 from tests.doubles.job_tokens import JobTokens, write_private
 from tests.doubles.made_certificates import SERVER, MadeCertificates
@@ -42,6 +46,7 @@ from tests.integration.processes import Processes
 SERVICES: Final = (
     coordinator_service_pb2.DESCRIPTOR.services_by_name["CoordinatorService"],
     parameter_service_pb2.DESCRIPTOR.services_by_name["ParameterService"],
+    probe_service_pb2.DESCRIPTOR.services_by_name["ProbeService"],
     health_pb2.DESCRIPTOR.services_by_name["Health"],
 )
 METHODS: Final = {

@@ -3700,4 +3700,54 @@ BUGS = (
             "tests/unit/psserver/edge/test_limits.py::test_they_are_read_and_passed_on_as_they_were_given",
         ),
     ),
+    PlantedBug(
+        "doctor takes a slow call's time for a difference of clocks",
+        (
+            Edit(
+                "psctl/doctor/checks.py",
+                "abs(each.unix_s - each.halfway_unix_s) - each.taken_s / 2",
+                "abs(each.unix_s - each.halfway_unix_s)",
+            ),
+        ),
+        tests=("tests/unit/psctl/test_doctor.py::test_a_clock_that_is_wrong_is_told",),
+    ),
+    PlantedBug(
+        "doctor ends with 0 though there is a problem",
+        (
+            Edit(
+                "psctl/doctor/findings.py",
+                "each.level is Level.PROBLEM for",
+                "each.level is Level.UNKNOWN and each.cure for",
+            ),
+        ),
+        tests=(
+            "tests/unit/psctl/test_doctor.py::test_a_problem_is_what_the_exit_code_tells",
+        ),
+    ),
+    PlantedBug(
+        "any number of answers with bytes for a doctor",
+        (
+            Edit(
+                "psserver/edge/probe.py",
+                "if wanted and not slots.has_one(caller):",
+                "if wanted and not slots.has_one(object()):",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_probe.py::test_one_machine_has_one_unread_answer_with_bytes",
+        ),
+    ),
+    PlantedBug(
+        "memory shared over network namespaces",
+        (
+            Edit(
+                "protos/pswire/shared_memory/machine.py",
+                "self.network_namespace != other.network_namespace",
+                "self.network_namespace == ''",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_probe.py::test_memory_is_shared_by_processes_of_one_user_and_one_machine",
+        ),
+    ),
 )

@@ -6,6 +6,7 @@ To gRPC a refused certificate, a server without TLS and one that stops are much 
 
 import socket
 import ssl
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pswire.addresses import Address
@@ -84,6 +85,32 @@ def handshake_problem(
         return _tls_problem(target, certificates, timeout_s)
     except OSError:
         return ""  # not of TLS
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCertificate:
+    """What a server has shown, and this process takes.
+
+    Attributes:
+        names: Names and addresses that it is for.
+        ends_at_s: When it ends, in seconds since 1970.
+    """
+
+    names: tuple[str, ...]
+    ends_at_s: float
+
+
+def shown_certificate(
+    target: Address, certificates: Certificates, timeout_s: float
+) -> ShownCertificate | None:
+    """The certificate of a server, None where it shows none that is taken."""
+    try:
+        with _connected(target, _context(certificates), timeout_s) as secure:
+            found: Any = secure.getpeercert() or {}
+    except OSError:
+        return None
+    ends_at_s = float(ssl.cert_time_to_seconds(found["notAfter"]))
+    return ShownCertificate(_names_in(found), ends_at_s)
 
 
 def _plain_problem(target: Address, timeout_s: float) -> str:
@@ -165,12 +192,15 @@ def _names(target: Address, certificates: Certificates, timeout_s: float) -> str
     context.check_hostname = False
     with _connected(target, context, timeout_s) as secure:
         found: Any = secure.getpeercert() or {}
-    names = [
+    return ", ".join(_names_in(found)[:8])
+
+
+def _names_in(certificate: Any) -> tuple[str, ...]:  # noqa: ANN401, as ssl returns it
+    return tuple(
         text
-        for kind, text in found.get("subjectAltName", ())
+        for kind, text in certificate.get("subjectAltName", ())
         if kind in ("DNS", "IP Address")
-    ]
-    return ", ".join(names[:8])
+    )
 
 
 def _context(certificates: Certificates) -> ssl.SSLContext:
