@@ -58,6 +58,9 @@ SHARED_BYTES_NOTICE: Final = 256 << 20
 ROOM_BYTES_NOTICE: Final = 1 << 30
 FILES_NOTICE: Final = 1000
 
+QUIET_CAUSES: Final = (None, "training", "finished")
+"""Of what a job is doing, all that nobody has to do anything about."""
+
 LOAD_NOTICE: Final = 1.5
 """Processes that want to run, for each core."""
 
@@ -183,25 +186,31 @@ def check_answer(found: SeenJob | Refused | None) -> Finding:
 
 
 def check_job(found: SeenJob) -> Finding:
+    """What the coordinator itself makes of it."""
     document = found.document
-    sentence = (document.get("diagnosis") or {}).get("sentence")
-    waiting_for = document["waiting_for"]
-    phase = document["phase"]
-    if document["failure"]:
+    diagnosis = document["diagnosis"]
+    cause = diagnosis["cause"]
+    if cause == "failed" or document["failure"]:
         return problem(
-            f"the job has failed: {document['failure']}",
-            "see the logs (`psctl logs`), and docs/checkpoints.md for how it goes on",
+            diagnosis["sentence"] or f"the job has failed: {document['failure']}",
+            "see the logs of the process it names, and docs/checkpoints.md for how it "
+            "goes on",
+            cause=cause,
         )
     missing = [s["shard_index"] for s in document["shards"] if s["state"] != "ready"]
     if missing:
         return problem(
             f"shard {', '.join(map(str, missing[:8]))} is not there",
             "start it, or look into its log",
+            cause=cause,
+            shards=missing,
         )
-    seen = sentence or (f"{phase}, waits for {waiting_for}" if waiting_for else phase)
-    if waiting_for:
-        return warning(seen, "see `psctl top`, which shows whom it waits for")
-    return ok(seen, phase=phase)
+    seen = diagnosis["sentence"] or document["phase"]
+    if cause in QUIET_CAUSES:
+        return ok(seen, cause=cause)
+    return warning(
+        seen, "see `psctl top`, and docs/psctl.md for how it is found", cause=cause
+    )
 
 
 def check_shards(found: SeenJob, coordinator: Address | None) -> Iterator[Finding]:

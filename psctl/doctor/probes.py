@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from psctl.status import status_json
 from pswire.addresses import Address, parse_address
 from pswire.security.certificates import Certificates, certificates_of
 from pswire.security.credentials import Credentials, CredentialsError
@@ -32,7 +31,7 @@ from psworker.launch.cores import usable_core_count
 from psworker.launch.reachability import Problem, problem_reaching, resolved
 from psworker.transport.call_error import CallError
 from psworker.transport.probe_client import Probed, probing
-from psworker.transport.status_client import fetch_status
+from psworker.transport.status_client import fetch_document
 
 NAME_TIMEOUT_S: Final = 3.0
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -366,12 +365,11 @@ class Surroundings:
 async def _seen_job(coordinator: Address) -> SeenJob | Refused:
     address = str(coordinator)
     try:
-        status = await fetch_status(address, timeout_s=ANSWER_TIMEOUT_S)
+        _, document = await fetch_document(address, timeout_s=ANSWER_TIMEOUT_S)
     except CallError as error:
         text = error.text if error.refusal is None else str(error.to_ps_error())
         reason = "" if error.refusal is None else error.refusal.reason.name
         return Refused(reason or error.code, text)
-    document = status_json(coordinator, status)
     probed, round_trips = None, []
     async with probing(address, "the coordinator") as client:
         try:
@@ -380,8 +378,8 @@ async def _seen_job(coordinator: Address) -> SeenJob | Refused:
                 round_trips.append(probed.taken_s)
         except CallError:
             probed = None  # of a release that has no such call
-    listed: list[dict[str, Any]] = document["shards"]  # type: ignore[assignment]
-    seen = await asyncio.gather(*map(_seen_shard, listed[:SHARD_COUNT_MAX]))
+    listed = document["shards"][:SHARD_COUNT_MAX]
+    seen = await asyncio.gather(*map(_seen_shard, listed))
     deadline = time.monotonic() + RATE_BUDGET_S
     measured = [
         await _measured(shard, deadline) if shard.probed is not None else shard

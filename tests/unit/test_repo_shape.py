@@ -150,11 +150,15 @@ def test_wall_clocks_decide_nothing() -> None:
     # For people, in a history, in the manifest of a checkpoint and in events; and for
     # the ends of tokens and certificates, which `pswire/security/certificates.py`
     # compares, too.
+    # `psctl doctor` compares the clocks themselves.
     assert users == {
+        "psctl/doctor/checks.py",
         "psctl/tls.py",
         "psctl/tokens.py",
         "protos/pswire/history.py",
         "psserver/coordinator/host/checkpoint_saver.py",
         "psserver/coordinator/host/coordinator_host.py",
         "psserver/edge/access.py",
+        "psserver/edge/probe.py",
+        "psworker/transport/probe_client.py",
     }

@@ -72,7 +72,7 @@ def document(**changes: object) -> dict[str, Any]:
     found: dict[str, Any] = {
         "job": {"job_id": "job-1"},
         "phase": "running",
-        "waiting_for": None,
+        "diagnosis": {"cause": "training", "sentence": "it trains", "who": []},
         "failure": None,
         "compression": None,
         "checkpoints": None,
@@ -200,9 +200,12 @@ def test_what_listens_and_tells_nothing_is_a_problem(
 
 
 def test_the_state_of_a_job_is_judged() -> None:
-    assert one(checks.check_job(job())) == (Level.OK, "running -> ")
-    waits = job(waiting_for="worker w1")
-    assert one(checks.check_job(waits))[0] is Level.WARNING
+    assert one(checks.check_job(job())) == (Level.OK, "it trains -> ")
+    slow = job(
+        diagnosis={"cause": "straggler", "sentence": "w1 is slow", "who": ["w1"]}
+    )
+    assert one(checks.check_job(slow))[0] is Level.WARNING
+    assert one(checks.check_job(slow))[1].startswith("w1 is slow")
     assert one(checks.check_job(job(failure="lost")))[0] is Level.PROBLEM
     lost = document()["shards"][0] | {"state": "missing"}
     level, text = one(checks.check_job(job(shards=[lost])))
@@ -490,8 +493,8 @@ def test_checks_of_a_job_are_told_as_not_made_where_it_is_not_reached() -> None:
     left_out = {name for name, each in found if each is NOT_REACHED}
     assert left_out == {c.name for c in CHECKS if c.stage > Stage.NAMED}
     alone = Surroundings(None, environment={})
-    names = {name for name, _ in examine(alone, skipped=("torch",))}
-    assert names == {c.name for c in CHECKS if c.stage is Stage.MACHINE} - {"torch"}
+    made = {name for name, _ in examine(alone, skipped=("torch",))}
+    assert made == {c.name for c in CHECKS if c.stage is Stage.MACHINE} - {"torch"}
 
 
 def test_the_page_lists_every_check() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -68,12 +69,16 @@ def test_memory_is_shared_by_processes_of_one_user_and_one_machine() -> None:
     assert Machine.here().user_id == os.geteuid()
 
 
-async def all_of(stub: ProbeServiceStub, **fields: object) -> tuple[str, int]:
+async def all_of(
+    stub: ProbeServiceStub,
+    **fields: Any,  # noqa: ANN401, of the message
+) -> tuple[str, int]:
     """Why a call is refused, or how many bytes it has returned."""
     count = 0
     try:
-        async for message in stub.Probe(pb.ProbeRequest(**fields), timeout=TIMEOUT_S):
-            count += len(message.payload)
+        call: Any = stub.Probe(pb.ProbeRequest(**fields), timeout=TIMEOUT_S)
+        async for each in call:
+            count += len(each.payload)
     except grpc.aio.AioRpcError as error:
         refusal = refusal_from_rpc_error(error)
         assert refusal is not None
