@@ -168,6 +168,10 @@ bench: .venv/installed ## measure the data plane beside what others use
 faults: .venv/installed ## kill, stop and cut real processes; print what came of it
 	$(BIN)/pytest tests/fault -q -m '' $(ARGS)
 
+.PHONY: attack
+attack: .venv/installed ## attack jobs of real processes with TLS, by all that we know of
+	$(BIN)/pytest tests/integration/test_attacked_job.py -q -m '' $(ARGS)
+
 .PHONY: soak
 soak: .venv/installed ## train for minutes, repeat tests in more modes, and fuzz for an hour
 	$(BIN)/pytest tests/soak -q -o faulthandler_timeout=2430 $(ARGS)

@@ -5,7 +5,9 @@ Sources: RFC 9113 and RFC 7541.
 """
 
 import socket
+import ssl
 import struct
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
 from urllib.parse import unquote
@@ -64,15 +66,30 @@ def message(data: bytes, *, compressed: int = 0) -> bytes:
 class Http2Client:
     """One connection, spoken to in frames. A context manager."""
 
-    def __init__(self, address: str, *, speaks: bool = True) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        speaks: bool = True,
+        tls: ssl.SSLContext | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         """Connects.
 
         Args:
             address: `HOST:PORT`.
             speaks: Whether it says that it speaks HTTP/2.
+            tls: For one that talks by TLS.
+            headers: Of each call.
+
+        Raises:
+            ssl.SSLError: There is no TLS there.
         """
         host, _, port = address.rpartition(":")
+        self._headers = headers or {}
         self.socket = socket.create_connection((host, int(port)), TIMEOUT_S)
+        if tls is not None:
+            self.socket = _secured(self.socket, tls, host)
         self._received = b""
         self._stream = -1
         if speaks:
@@ -93,10 +110,14 @@ class Http2Client:
         """Sends bytes."""
         self.socket.sendall(data)
 
+    def fields(self, path: str, **others: str) -> bytes:
+        """The headers of a call."""
+        return request_headers(path, **{**self._headers, **others})
+
     def begin(self, path: str, **headers: str) -> int:
         """Begins a call; its stream."""
         self._stream += 2
-        fields = request_headers(path, **headers)
+        fields = self.fields(path, **headers)
         self.raw(frame(HEADERS, END_HEADERS, self._stream, fields))
         return self._stream
 
@@ -153,10 +174,18 @@ class Http2Client:
     def _receive(self) -> bool:
         try:
             data = self.socket.recv(1 << 16)
-        except ConnectionError:
+        except (ConnectionError, ssl.SSLError):
             return False
         self._received += data
         return bool(data)
+
+
+def _secured(plain: socket.socket, tls: ssl.SSLContext, host: str) -> socket.socket:
+    try:
+        return tls.wrap_socket(plain, server_hostname=host)
+    except BaseException:
+        plain.close()
+        raise
 
 
 def _status_in(headers: bytes) -> tuple[int, str]:

@@ -317,7 +317,7 @@ class FaultJob:
             child.send(signal.SIGTERM)
         for child in (*self._shards, self.coordinator):
             assert child.wait_end() == 0, f"{child.name} ended with {child.code}"
-            assert "Traceback" not in _own_log(child.log), child.log
+            assert "Traceback" not in own_log(child.log), child.log
 
     def _explain(self, failure: BaseException) -> None:
         everybody = (*self._coordinators, *self._shards, *self.workers.values())
@@ -345,7 +345,7 @@ _GRPC_CANCELLATION: Final = re.compile(
 )
 
 
-def _own_log(log: str) -> str:
+def own_log(log: str) -> str:
     """A log without the trace that gRPC leaves when a call is cancelled as it ends.
 
     Not a line of it is of ours, and nothing of ours can catch it (grpc/grpc#37239).

@@ -1,5 +1,6 @@
 """What a forger needs to speak for a member of a running job."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -7,6 +8,7 @@ from typing import Any, Final, cast
 
 import grpc
 import pytest
+from typing_extensions import override
 
 from psserver.shard.host.shard_host import ShardHost
 from pswire.error_details import refusal_from_rpc_error
@@ -21,11 +23,13 @@ from pswire.frames import (
 from pswire.limits import PROTOCOL_VERSION
 from pswire.placement import Chunk
 from pswire.reasons import ErrorReason, Refusal
+from pswire.schema import OptimizerSpec
 from pswire.v1 import (
     membership_pb2,
     push_pb2,
     schema_pb2,
 )
+from tests.doubles.http2_client import Http2Client
 from tests.integration.job import Job, key
 
 DATA: Final = "/pswire.v1.ParameterService/"
@@ -35,32 +39,76 @@ Messages = list[bytes]
 RawCall = Callable[..., Iterable[bytes]]
 
 
-@dataclass
-class Target:
-    """A running job with one member, and what a forger needs to speak for it."""
+class Forger(ABC):
+    """What a forger needs to speak for the first member of a running job.
 
-    job: Job
+    Attributes:
+        channel: To the first shard.
+        coordinator: To the coordinator.
+        step: Has the members step once, and checks what comes of it.
+        own: A chunk of the first shard.
+        other: One of the second.
+    """
+
     channel: grpc.Channel
     coordinator: grpc.Channel
     step: Callable[[], None]
-    own: Chunk = field(init=False)
-    other: Chunk = field(init=False)
+    own: Chunk
+    other: Chunk
 
-    def __post_init__(self) -> None:
-        host = self.job.shards[0]
-        self.own = host.model.chunks[0]
-        self.other = self.job.shards[1].model.chunks[0]
+    @property
+    @abstractmethod
+    def job_id(self) -> str:
+        """Of the job."""
+
+    @property
+    @abstractmethod
+    def shard_incarnation(self) -> int:
+        """Of the first shard."""
+
+    @property
+    @abstractmethod
+    def done(self) -> int:
+        """Newest clock that is applied, which is also the member's last push."""
+
+    @property
+    @abstractmethod
+    def optimizer(self) -> OptimizerSpec:
+        """The job's one optimizer."""
+
+    @property
+    @abstractmethod
+    def coordinator_address(self) -> str:
+        """`HOST:PORT`."""
+
+    @property
+    @abstractmethod
+    def shard_address(self) -> str:
+        """`HOST:PORT` of the first shard."""
+
+    @abstractmethod
+    def state(self) -> object:
+        """All that must not change, to be compared."""
+
+    def opened(self, address: str) -> grpc.Channel:
+        """A channel with a connection of its own."""
+        return grpc.insecure_channel(
+            address, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+
+    def http2(self, address: str) -> Http2Client:
+        """A connection that is spoken to in frames."""
+        return Http2Client(address)
 
     def header(self, **changes: Any) -> bytes:  # noqa: ANN401, fields of a message
         """A header that is right but for the changes."""
-        host = self.job.shards[0]
-        done = self.job.ask(lambda: host.model.core.clocks.applied_clock)
+        done = self.done
         values: dict[str, Any] = {
             "protocol_version": PROTOCOL_VERSION,
-            "job_id": host.job_id,
+            "job_id": self.job_id,
             "optimizer": "optimizer",
             "worker": membership_pb2.WorkerIdentity(worker_id="w0", incarnation=1),
-            "shard_incarnation": host.incarnation,
+            "shard_incarnation": self.shard_incarnation,
             "generation": 1,
             "sequence": done + 1,
             "sequence_unacknowledged_min": done + 1,
@@ -72,7 +120,7 @@ class Target:
 
     def later(self, count: int) -> bytes:
         """The header of a push that is `count` pushes too far on."""
-        done = self.job.ask(lambda: self.job.shards[0].model.core.clocks.applied_clock)
+        done = self.done
         return self.header(sequence=done + count, clock=done + count)
 
     def trailer(self, **changes: Any) -> bytes:  # noqa: ANN401, fields of a message
@@ -89,7 +137,7 @@ class Target:
 
     def hyperparameters(self, **changes: float) -> list[float]:
         """Those of the job's one group, but for the changes."""
-        spec = self.job.terms.optimizers[0]
+        spec = self.optimizer
         pairs = zip(
             spec.hyperparameter_names, spec.groups[0].hyperparameters, strict=True
         )
@@ -109,8 +157,55 @@ class Target:
         values.update(changes)
         return encode_chunk(REQUEST_CHUNK_FIELD, **values)
 
+
+@dataclass
+class Target(Forger):
+    """A job in this process, as its forger sees it."""
+
+    job: Job
+    channel: grpc.Channel
+    coordinator: grpc.Channel
+    step: Callable[[], None]
+    own: Chunk = field(init=False)
+    other: Chunk = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.own, self.other = (host.model.chunks[0] for host in self.job.shards[:2])
+
+    @property
+    @override
+    def job_id(self) -> str:
+        return self.job.shards[0].job_id
+
+    @property
+    @override
+    def shard_incarnation(self) -> int:
+        return self.job.shards[0].incarnation
+
+    @property
+    @override
+    def done(self) -> int:
+        clocks = self.job.shards[0].model.core.clocks
+        return self.job.ask(lambda: clocks.applied_clock)
+
+    @property
+    @override
+    def optimizer(self) -> OptimizerSpec:
+        return self.job.terms.optimizers[0]
+
+    @property
+    @override
+    def coordinator_address(self) -> str:
+        return self.job.address
+
+    @property
+    @override
+    def shard_address(self) -> str:
+        return self.job.shard_addresses()[0]
+
+    @override
     def state(self) -> tuple[object, ...]:
-        """All that must not change: values, clocks, and what is kept of pushes."""
+        """Values, clocks, and what is kept of pushes."""
         kept = [self.job.ask(partial(_kept, host)) for host in self.job.shards]
         return (self.job.values_digest(), *kept)
 

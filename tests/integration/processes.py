@@ -90,6 +90,17 @@ class Processes:
         self._line_counts[name] += 1
         return child.lines()[count]
 
+    def lines(self, name: str) -> list[str]:
+        """All lines that a process has printed to its stdout."""
+        return self._children[name].lines()
+
+    def check_alive(self) -> None:
+        """Fails if one has ended."""
+        ended = {
+            name: c.code for name, c in self._children.items() if c.code is not None
+        }
+        assert not ended, f"have ended: {ended}\n{self.logs()}"
+
     def rest(self, name: str) -> list[str]:
         """The lines of a process that has ended, but those that `line` has returned."""
         self.code(name)
