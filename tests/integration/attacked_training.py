@@ -16,7 +16,8 @@ import psworker
 
 END: Final = "end"
 ELEMENT_COUNT: Final = 1024
-STEP_TIMEOUT_S: Final = 20.0
+PACE_S: Final = 0.01
+STEP_TIMEOUT_S: Final = 40.0
 """A worker that is disturbed for longer than this ends."""
 
 Objects = tuple[nn.Module, torch.optim.Optimizer]
@@ -61,8 +62,8 @@ def train() -> None:
     with psworker.connect(step_timeout_s=STEP_TIMEOUT_S, start_timeout_s=60) as ps:
         objects, number = joined(ps), 0
         while (wanted := allowed.read_text()) != END:
+            time.sleep(PACE_S)
             if number == int(wanted):
-                time.sleep(0.005)
                 continue
             assert number < int(wanted), f"{number} steps, of {wanted} that are allowed"
             number += 1
