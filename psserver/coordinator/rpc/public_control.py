@@ -24,7 +24,6 @@ from pswire.membership_codec import known
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import cut_model, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as messages
-from pswire.v1 import membership_pb2
 
 UNDONE_COUNT_MAX = 64
 """Most names of checkpoints in an answer."""
@@ -117,9 +116,11 @@ class PublicControl:
     ) -> messages.SetModeResponse:
         """Changes the mode; answers when the record is written."""
         check_protocol(request.protocol_version)
-        bound = request.staleness_bound
+        mode = known(Mode, request.mode)
         record = await self._host.set_mode(
-            _read_mode(request.mode, bound), bound, self._wait_s(request.timeout_ms)
+            mode,
+            checked_bound(mode, request.staleness_bound),
+            self._wait_s(request.timeout_ms),
         )
         return messages.SetModeResponse(
             generation=record.generation, mode_clock=record.mode_clock
@@ -191,12 +192,16 @@ class PublicControl:
         )
 
 
-def _read_mode(value: membership_pb2.Mode.ValueType, bound: int) -> Mode:
-    mode = known(Mode, value)
+def checked_bound(mode: Mode, bound: int) -> int:
+    """A staleness bound that somebody wants, in clocks.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`: the mode can't have it.
+    """
     bound_max = mode.rules.bound_of(STALENESS_BOUND_MAX)
     if not 0 <= bound <= bound_max:
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
             f"a staleness bound of {bound} in {mode.name} is not in 0 to {bound_max}",
         )
-    return mode
+    return bound

@@ -1,0 +1,150 @@
+"""The page of a job by HTTP: its files, and what a token of role admin does there.
+
+The files are in `psserver/coordinator/page`, as they are written, without a build. They
+hold nothing of a job: the page asks for that, with a token where the job has any.
+"""
+
+import json
+from importlib.resources import files
+from typing import Any, Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from psserver.coordinator.host.coordinator_host import CoordinatorHost
+from psserver.coordinator.rpc.public_control import checked_bound
+from pswire.limits import STALENESS_BOUND_DEFAULT
+from pswire.membership import Mode
+
+ACTION_S: Final = 60.0
+"""Longest wait of an action: its caller is a person in front of a page."""
+
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        *(f"{kind}-src 'self'" for kind in ("connect", "img", "script", "style")),
+        *(f"{what} 'none'" for what in ("base-uri", "form-action", "frame-ancestors")),
+        # No text becomes markup, whatever the page's own code does.
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+"""The Content-Security-Policy: nothing from another host, nothing inline."""
+
+_HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+_MEDIA_TYPES: Final = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+}
+
+
+def page_routes() -> list[Route]:
+    """The page's files, which are for everybody."""
+    folder = files("psserver.coordinator") / "page"
+    return [
+        _file_route(each.name, _MEDIA_TYPES[kind], each.read_bytes())
+        for each in folder.iterdir()
+        if (kind := each.name.rpartition(".")[2]) in _MEDIA_TYPES
+    ]
+
+
+def action_routes(host: CoordinatorHost, *, has_tokens: bool) -> list[Route]:
+    """What admins may do. `POST /actions` alone does nothing: it says who may.
+
+    Args:
+        host: Does it.
+        has_tokens: Whether the job has tokens. Else nobody can be known for an admin,
+            and a page that anybody opens only reads.
+    """
+    if not has_tokens:
+        return [Route("/actions{action:path}", _refuse, methods=["POST"])]
+    actions = _Actions(host)
+    return [
+        Route("/actions", actions.allowed, methods=["POST"]),
+        Route("/actions/checkpoint", actions.save_checkpoint, methods=["POST"]),
+        Route("/actions/mode", actions.set_mode, methods=["POST"]),
+    ]
+
+
+def _file_route(name: str, media_type: str, content: bytes) -> Route:
+    async def answer(_: Request) -> Response:
+        return Response(content, headers=_HEADERS, media_type=media_type)
+
+    return Route("/" if name == "index.html" else f"/{name}", answer)
+
+
+async def _refuse(_: Request) -> Response:
+    raise HTTPException(
+        403,
+        "the job has no tokens that would tell who is an admin: change it by psctl, or "
+        "give the daemons --tokens",
+    )
+
+
+class _Actions:
+    def __init__(self, host: CoordinatorHost) -> None:
+        self._host = host
+        self._wait_s = min(ACTION_S, host.limits.wait_s)
+
+    async def allowed(self, _: Request) -> Response:
+        return JSONResponse({})
+
+    async def save_checkpoint(self, _: Request) -> Response:
+        """Makes a checkpoint; answers when it is complete."""
+        await self._host.checkpoints.save(self._wait_s)
+        newest = self._host.core.checkpoints.newest
+        assert newest is not None, "else it is refused"
+        return JSONResponse(
+            {
+                "name": newest.name,
+                "version": newest.version,
+                "clock": newest.clock,
+                "byte_count": newest.byte_count,
+            }
+        )
+
+    async def set_mode(self, request: Request) -> Response:
+        """Changes the mode; answers when the record is written."""
+        mode, bound = _read_mode(await request.body())
+        record = await self._host.set_mode(mode, bound, self._wait_s)
+        return JSONResponse(
+            {
+                "mode": mode.label,
+                "staleness_bound": mode.rules.lag_max(bound),
+                "generation": record.generation,
+                "mode_clock": record.mode_clock,
+            }
+        )
+
+
+def _read_mode(body: bytes) -> tuple[Mode, int]:
+    """A mode and its bound.
+
+    Raises:
+        HTTPException: The body has none.
+        Refusal: `MALFORMED_MESSAGE` for a bound that the mode can't have.
+    """
+    try:
+        wanted: Any = json.loads(body)
+        mode = Mode.labelled(wanted["mode"])
+        bound = wanted.get("staleness_bound")
+        if bound is None:
+            bound = mode.rules.bound_of(STALENESS_BOUND_DEFAULT)
+        elif type(bound) is not int:
+            raise TypeError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise HTTPException(
+            400,
+            'the body is no mode: send JSON such as {"mode": "ssp", '
+            f'"staleness_bound": 3}}, the mode one of {", ".join(Mode.labels())}',
+        ) from error
+    return mode, checked_bound(mode, bound)

@@ -1,0 +1,271 @@
+"""The page of a job, in a real Chromium."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any, Final
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+
+from tests.doubles.made_documents import MadeJob
+from tests.doubles.served_page import ServedPage, chromium
+
+# Of the first one: Chromium may have to be installed.
+pytestmark = pytest.mark.timeout(300)
+
+LIMIT_MS: Final = 20_000
+"""Longest wait for anything that the page shows."""
+
+HOSTILE: Final = (
+    '<img src=x onerror="window.isTaken=1">\'"><svg onload=window.isTaken=1>'
+)
+REVERSED: Final = "\u202eevil\u202c"
+
+OpenPage = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        expect.set_options(timeout=LIMIT_MS)
+        yield started
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[OpenPage]:
+    """Opens pages; none may have raised, or tried what its policy forbids."""
+    contexts: list[BrowserContext] = []
+    problems: list[str] = []
+
+    def open_page(url: str, **settings: Any) -> Page:  # noqa: ANN401, of Playwright
+        context = browser.new_context(**settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(LIMIT_MS)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda each: problems.append(each.text))
+        page.goto(url)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    # What is not answered, the browser logs by itself.
+    assert [each for each in problems if not each.startswith("Failed to load")] == []
+
+
+def workers(count: int, prefix: str = "w") -> list[str]:
+    return [f"{prefix}{index}" for index in range(count)]
+
+
+def is_live(page: Page) -> None:
+    expect(page.locator("#link")).to_have_text("live")
+
+
+def tiles_of(page: Page) -> Locator:
+    return page.get_by_role("listbox", name="Workers").get_by_role("option")
+
+
+# What it shows
+
+
+def test_200_workers_stay_readable(open_page: OpenPage) -> None:
+    slow = {"trainer-17": 2.1, "trainer-90": 1.4}
+    states = {"trainer-150": "lost", "trainer-199": "joining"}
+    job = MadeJob(
+        worker_ids=workers(200, "trainer-"),
+        mode="ssp",
+        cause="straggler",
+        sentence="199 workers wait for trainer-17.",
+        who=["trainer-17"],
+        slow=slow,
+        states=states,
+    )
+    with ServedPage(job) as served:
+        page = open_page(served.url, viewport={"width": 1240, "height": 900})
+        is_live(page)
+        expect(tiles_of(page)).to_have_count(200)
+        assert page.locator("#strip [role=group]").evaluate_all(
+            "groups => groups.map(group => group.ariaLabel)"
+        ) == ["Waited for", "Lost", "Joining", "Training"]
+        waited_for = page.get_by_role("group", name="Waited for")
+        expect(waited_for.get_by_role("option")).to_have_count(1)
+        expect(waited_for).to_contain_text("17")
+        rows = page.locator("#worker-table tbody tr")
+        assert rows.locator("th").all_inner_texts()[:2] == ["trainer-17", "trainer-150"]
+        # All are seen at once, and not one below the other.
+        box = page.locator("#strip").bounding_box()
+        assert box is not None
+        assert box["height"] < 900
+        page.get_by_label("Filter").fill("trainer-9")
+        expect(tiles_of(page)).to_have_count(11)
+        page.get_by_label("Filter").fill("lost")
+        expect(rows).to_have_count(1)
+        page.get_by_label("Filter").fill("")
+        page.get_by_role("button", name="Show all 200 workers").click()
+        expect(rows).to_have_count(200)
+        page.get_by_label("Sort by").select_option("name")
+        training = page.get_by_role("group", name="Training").get_by_role("option")
+        expect(training.nth(2)).to_contain_text("2")
+
+
+def test_names_of_clients_are_text(open_page: OpenPage) -> None:
+    job = MadeJob(
+        worker_ids=[HOSTILE, REVERSED, "__proto__"],
+        cause="straggler",
+        sentence=f"All wait for {HOSTILE}, in its layer {HOSTILE}.",
+        who=[HOSTILE],
+        metrics=(HOSTILE, "__proto__", "constructor"),
+        loaders=(HOSTILE,),
+        job_id=HOSTILE,
+        events=[(1.0, "worker_joined", f"{HOSTILE} joined.", {})],
+    )
+    with ServedPage(job) as served:
+        page = open_page(served.url)
+        is_live(page)
+        expect(page.locator("#sentence")).to_contain_text(HOSTILE)
+        names = page.locator("#worker-table tbody th")
+        assert HOSTILE in names.all_inner_texts()
+        assert "\\u{202e}evil\\u{202c}" in names.all_inner_texts()
+        expect(page.locator("#epochs")).to_contain_text(HOSTILE)
+        expect(page.locator("#event-table")).to_contain_text(HOSTILE)
+        metric = page.get_by_label("Metric")
+        metric.select_option(HOSTILE)
+        expect(page.locator("#metric-chart .plot")).to_have_attribute(
+            "aria-label", f"{HOSTILE} over time"
+        )
+        tiles_of(page).first.click()
+        expect(page.locator("#worker-detail")).to_contain_text(HOSTILE)
+        assert page.evaluate("window.isTaken") is None
+        assert page.locator("main img, main svg svg").count() == 0
+
+
+def test_no_text_becomes_markup_whatever_the_page_does(browser: Browser) -> None:
+    with (
+        ServedPage(MadeJob(worker_ids=["w0"])) as served,
+        closing(browser.new_page()) as page,
+    ):
+        page.goto(served.url)
+        is_live(page)
+        refused = page.evaluate(
+            "html => { try { document.body.innerHTML = html } "
+            "catch (error) { return error.name } }",
+            HOSTILE,
+        )
+        assert refused == "TypeError"
+        assert page.evaluate("window.isTaken") is None
+
+
+def test_the_keyboard_reaches_everything(open_page: OpenPage) -> None:
+    with ServedPage(MadeJob(worker_ids=workers(30))) as served:
+        page = open_page(served.url, viewport={"width": 1240, "height": 900})
+        is_live(page)
+        press = page.keyboard.press
+        press("Tab")
+        expect(page.get_by_role("link", name="Skip to")).to_be_focused()
+        press("Enter")
+        press("Tab")
+        expect(page.get_by_label("Metric")).to_be_focused()
+        press("Tab")
+        chart = page.get_by_role("slider", name="loss over time")
+        expect(chart).to_be_focused()
+        for key, text in (("ArrowLeft", "at "), ("Home", "clock"), ("End", "now")):
+            press(key)
+            expect(chart).to_have_attribute("aria-valuetext", re.compile(text))
+        for _ in range(4):  # throughput, its chart, the filter, the order
+            press("Tab")
+        press("Tab")
+        tiles = tiles_of(page)
+        expect(tiles.first).to_be_focused()
+        press("ArrowRight")
+        press("ArrowDown")
+        press("ArrowUp")
+        expect(tiles.nth(1)).to_be_focused()
+        detail = page.locator("#worker-detail")
+        expect(detail).to_contain_text("w1")
+        # It stays where it is while the page is shown anew.
+        asked = len(served.paths)
+        page.wait_for_function("!document.querySelector('#away').offsetParent")
+        wait_for(page, lambda: len(served.paths) > asked + 3)
+        expect(tiles.nth(1)).to_be_focused()
+        press("Escape")
+        expect(detail).to_be_hidden()
+        press("Tab")
+        expect(page.get_by_role("region", name="Table of workers")).to_be_focused()
+        press("Tab")
+        expect(page.get_by_role("button", name="Show all 30")).to_be_focused()
+        press("Enter")
+        expect(page.locator("#worker-table tbody tr")).to_have_count(30)
+
+
+def test_a_screen_reader_hears_of_another_sentence_and_not_of_each_number(
+    open_page: OpenPage,
+) -> None:
+    job = MadeJob(worker_ids=workers(2), sentence="2 workers train at 28.4 steps/s.")
+    with ServedPage(job) as served:
+        page = open_page(served.url)
+        spoken = page.get_by_role("status").first
+        expect(spoken).to_have_text("Training. 2 workers train at 28.4 steps/s.")
+        job.sentence = "2 workers train at 31.0 steps/s."
+        expect(page.locator("#sentence")).to_have_text(job.sentence)
+        expect(spoken).to_have_text("Training. 2 workers train at 28.4 steps/s.")
+        job.cause, job.who = "straggler", ["w1"]
+        job.sentence = "All wait for w1."
+        expect(spoken).to_have_text("Straggler. All wait for w1.")
+        job.who, job.sentence = ["w0"], "All wait for w0."
+        expect(spoken).to_have_text("Straggler. All wait for w0.")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_stands_in_the_way_of_people(open_page: OpenPage, scheme: str) -> None:
+    """As axe-core knows it: names, roles, order of headings, contrast."""
+    job = MadeJob(
+        worker_ids=workers(20),
+        cause="straggler",
+        sentence="All wait for w3.",
+        who=["w3"],
+        states={"w4": "lost", "w5": "joining"},
+        mode="ssp",
+        slow={"w3": 2.0},
+        events=[(1.0, "worker_lost", "w4 is lost.", {}), (2.0, "job_started", "", {})],
+    )
+    with ServedPage(job) as served:
+        # axe-core makes style sheets, which the policy of the page would refuse.
+        page = open_page(served.url, color_scheme=scheme, bypass_csp=True)
+        is_live(page)
+        tiles_of(page).first.click()
+        found = Axe().run(page).response["violations"]
+        assert [
+            (each["id"], node["html"]) for each in found for node in each["nodes"]
+        ] == []
+
+
+def test_a_narrow_screen_shows_all_without_scrolling_sideways(
+    open_page: OpenPage,
+) -> None:
+    job = MadeJob(
+        worker_ids=workers(30, "a-rather-long-name-of-a-worker-"),
+        events=[(3.0, "worker_joined", "w" * 200, {})],
+        job_id="j" * 120,
+        loaders=("l" * 120,),
+        sentence="x" * 120,
+    )
+    with ServedPage(job) as served:
+        page = open_page(served.url, viewport={"width": 360, "height": 740})
+        is_live(page)
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+        top = page.locator("#workers").bounding_box()
+        asked = len(served.paths)
+        wait_for(page, lambda: len(served.paths) > asked + 3)
+        assert page.locator("#workers").bounding_box() == top, "the page jumps"
+
+
+def wait_for(page: Page, is_so: Callable[[], bool]) -> None:
+    """Returns once it is so; the page goes on meanwhile."""
+    for _ in range(LIMIT_MS // 50):
+        if is_so():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError("it took too long")
