@@ -3,11 +3,18 @@
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import typer
+import typer.core
 import yaml
+
+from psctl.__main__ import app as psctl
+from psserver.__main__ import app as psserver
+from psworker.__main__ import app as psworker
 
 INSTALLED = "/opt/paramserver/bin/"
 SCRIPTS = Path(sys.executable).parent
@@ -87,3 +94,56 @@ def read_compose(path: Path) -> dict[str, dict[str, list[str]]]:
         "services"
     ]
     return services
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The container of a pod, in a manifest of Kubernetes.
+
+    Attributes:
+        spec: Of the container.
+        pod: Name of the pod.
+        index: Its number in its StatefulSet or Job.
+    """
+
+    spec: Mapping[str, Any]
+    pod: str
+    index: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables, as the kubelet sets them."""
+        fields = {
+            "metadata.name": self.pod,
+            "metadata.labels['apps.kubernetes.io/pod-index']": str(self.index),
+        }
+        found = {"JOB_COMPLETION_INDEX": str(self.index)}
+        for variable in self.spec["env"]:
+            if "valueFrom" in variable:
+                path = variable["valueFrom"]["fieldRef"]["fieldPath"]
+                found[variable["name"]] = fields[path]
+            else:
+                found[variable["name"]] = variable["value"]
+        return found
+
+    @property
+    def command(self) -> list[str]:
+        """Its command line, with variables put in as the kubelet does."""
+        environment = self.environment
+        return [
+            re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], word)
+            for word in (*self.spec["command"], *self.spec["args"])
+        ]
+
+
+def check_command_line(words: Sequence[str]) -> None:
+    """Has our own commands read a command line, without running it.
+
+    Raises:
+        click.UsageError: An option is unknown, is missing or has a wrong value.
+    """
+    name, verb, *arguments = words
+    commands = {"psserver": psserver, "psworker": psworker, "psctl": psctl}
+    group = typer.main.get_command(commands[name])
+    assert isinstance(group, typer.core.TyperGroup)
+    group.commands[verb].make_context(verb, arguments)
