@@ -14,7 +14,11 @@ from psserver.coordinator.host.restored_job import new_job_id, newest_saved
 from psserver.coordinator.rpc.data_control import DataControl
 from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.rpc.shard_control import ShardControl
-from psserver.coordinator.rpc.web_page import action_routes, page_routes
+from psserver.coordinator.rpc.web_page import (
+    action_routes,
+    document_routes,
+    page_routes,
+)
 from psserver.coordinator.rpc.worker_control import WorkerControl
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.access import Access, watch_tokens
@@ -108,10 +112,14 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
                 access,
                 config.limits,
                 unready_reason=lambda: host.unready_reason,
-                routes=action_routes(host, has_tokens=config.listen.tokens is not None),
+                routes=[
+                    *document_routes(PublicControl(host), address),
+                    *action_routes(host, has_tokens=config.listen.tokens is not None),
+                ],
                 open_routes=page_routes(),
             ) as admin:
                 if admin is not None:
+                    host.admin_url = admin.url
                     log.info("the page of this job is at %s", admin.url)
                 announce("coordinator", address)
                 await stay(

@@ -99,6 +99,9 @@ ROLES: Final[Mapping[str, frozenset[Role]]] = {
         },
         "pswire.v1.ProbeService": {"Probe": _ALL},
         "grpc.health.v1.Health": {"Watch": _ALL, "List": _ALL},
+        "grpc.reflection.v1alpha.ServerReflection": {
+            "ServerReflectionInfo": frozenset({Role.READER, Role.ADMIN})
+        },
     }.items()
     for method, roles in methods.items()
 }
@@ -213,7 +216,11 @@ class KnownTokens:
 
 
 class Access(grpc.aio.ServerInterceptor):
-    """Lets in who may call. In the event loop."""
+    """Lets in who may call. In the event loop.
+
+    Attributes:
+        refused: Calls that were not let in, by the reason.
+    """
 
     def __init__(self, tokens: KnownTokens | None = None) -> None:
         """Knows nobody but by these tokens, and by certificates.
@@ -221,6 +228,7 @@ class Access(grpc.aio.ServerInterceptor):
         Certificates are those that the server has checked by the job's authority.
         """
         self._tokens = tokens
+        self.refused: Counter[ErrorReason] = Counter()
         self._refusals = PeerLog(log)
         self._checked: dict[str, tuple[Handler, Handler]] = {}
         self._calls: dict[asyncio.Task[Any], TokenEntry] = {}
@@ -298,6 +306,7 @@ class Access(grpc.aio.ServerInterceptor):
             try:
                 return self._enter(context, method, roles)
             except Refusal as refusal:
+                self.refused[refusal.reason] += 1
                 if handler.request_streaming:
                     await discard(request, REFUSED_REST_TIMEOUT_S)
                 await abort(context, refusal)

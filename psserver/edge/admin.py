@@ -185,9 +185,18 @@ class AdminPort:
         if self._socket is not None:
             self._socket.close()
 
+    @property
+    def unready_reason(self) -> str:
+        """Why the daemon does not serve now, empty while it does."""
+        return "it stops" if self._is_draining else self._unready_reason()
+
+    @property
+    def connection_count(self) -> int:
+        """Connections that are open."""
+        return len(self._connections)
+
     async def _ready(self, _: Request) -> Response:
-        reason = "it stops" if self._is_draining else self._unready_reason()
-        if reason:
+        if reason := self.unready_reason:
             return PlainTextResponse(f"not ready: {reason}\n", 503)
         return PlainTextResponse("ready\n")
 

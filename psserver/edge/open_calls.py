@@ -84,6 +84,8 @@ class OpenCalls(grpc.aio.ServerInterceptor):
     Attributes:
         limits: The limits.
         full: Why there is no room for new work, in words; empty while there is.
+        refused: Calls that were not let in, or came too late, by the reason.
+        ended: Connections that were ended, by why.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -91,6 +93,8 @@ class OpenCalls(grpc.aio.ServerInterceptor):
         self._calls: dict[OpenCall, None] = {}
         self._of_machine: Counter[str] = Counter()
         self.full = ""
+        self.refused: Counter[ErrorReason] = Counter()
+        self.ended: Counter[str] = Counter()
 
     @property
     def count(self) -> int:
@@ -175,6 +179,7 @@ class OpenCalls(grpc.aio.ServerInterceptor):
                             yield answer
                             call.unread_since_s = None
             except Refusal as refusal:
+                self.refused[refusal.reason] += 1
                 await abort(context, refusal)
 
         return grpc.stream_stream_rpc_method_handler(

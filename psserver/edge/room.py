@@ -83,6 +83,7 @@ class Room:
                 *(peer, method),
             )
         if unread:
+            self._calls.ended["unread"] += len(unread)
             self._connections.end(unread)
 
     def _end_idle(self, now_s: float) -> None:
@@ -92,13 +93,13 @@ class Room:
         """
         busy = self._calls.peers
         seen = self._connections.look(now_s).items()
-        self._connections.end(
-            {
-                peer
-                for peer, since_s in seen
-                if peer not in busy and now_s - since_s >= LOOK_INTERVAL_S
-            }
-        )
+        idle = {
+            peer
+            for peer, since_s in seen
+            if peer not in busy and now_s - since_s >= LOOK_INTERVAL_S
+        }
+        self._calls.ended["idle"] += len(idle)
+        self._connections.end(idle)
 
     def _end_surplus(self, now_s: float) -> None:
         most = self._calls.limits.machine_connections
@@ -109,5 +110,7 @@ class Room:
                 "(machine-connections)",
                 *(len(peers), machine, most),
             )
-        if found:
-            self._connections.end({each for peers in found.values() for each in peers})
+        surplus_peers = {each for peers in found.values() for each in peers}
+        if surplus_peers:
+            self._calls.ended["surplus"] += len(surplus_peers)
+            self._connections.end(surplus_peers)

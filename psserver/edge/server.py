@@ -1,11 +1,20 @@
 """The one factory for servers: every gRPC setting, with its reason."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
+from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.reflection_pb2 import (
+    ServerReflectionRequest,
+    ServerReflectionResponse,
+)
 
+from psserver.edge.decoding import decoded
+from psserver.edge.guard import Context, streaming
 from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from psserver.edge.open_calls import OpenCalls
 from pswire.keepalive import (
@@ -15,7 +24,8 @@ from pswire.keepalive import (
     keepalive_options,
     ping_allowance_options,
 )
-from pswire.limits import MESSAGE_BYTES_MAX
+from pswire.limits import MESSAGE_BYTES_MAX, NAME_BYTES_MAX
+from pswire.reasons import ErrorReason, Refusal
 from pswire.security.certificates import Certificates, Pem
 
 
@@ -23,6 +33,14 @@ class ServerKind(Enum):
     COORDINATOR = "coordinator"
     SHARD = "shard"
 
+
+_SERVICES: Final[dict[ServerKind, str]] = {
+    ServerKind.COORDINATOR: "pswire.v1.CoordinatorService",
+    ServerKind.SHARD: "pswire.v1.ParameterService",
+}
+
+REFLECTION_BYTES_MAX: Final = 2 * NAME_BYTES_MAX
+"""Longest question about what a server serves; it comes back with the answer."""
 
 _KEEPALIVES: Final[dict[ServerKind, Keepalive]] = {
     # The coordinator is the one that must notice a dead worker.
@@ -85,8 +103,53 @@ def make_server(
         # Who may not call is counted, too.
         interceptors=(calls,) if access is None else (calls, access),
     )
-    server.add_generic_rpc_handlers(tuple(handlers))
+    server.add_generic_rpc_handlers((*handlers, _reflection(kind, calls.limits)))
     return server
+
+
+def _reflection(kind: ServerKind, limits: Limits) -> grpc.GenericRpcHandler:
+    """Tells tools such as grpcurl what a server of this kind serves."""
+    names = (_SERVICES[kind], "grpc.health.v1.Health", reflection.SERVICE_NAME)
+    servicer = reflection.aio.ReflectionServicer(names)
+
+    async def questions(
+        requests: AsyncIterator[bytes],
+    ) -> AsyncIterator[ServerReflectionRequest]:
+        while True:
+            try:
+                async with asyncio.timeout(limits.message_s):
+                    data = await anext(requests, None)
+            except TimeoutError:
+                raise Refusal(
+                    ErrorReason.WAIT_TIMEOUT,
+                    f"no question came for {limits.message_s:g} s (message-s)",
+                ) from None
+            if data is None:
+                return
+            if len(data) > REFLECTION_BYTES_MAX:
+                raise Refusal(
+                    ErrorReason.LIMIT_EXCEEDED,
+                    f"the question has {len(data)} bytes, of at most "
+                    f"{REFLECTION_BYTES_MAX}",
+                )
+            yield await decoded(ServerReflectionRequest, data)
+
+    async def reflect(
+        requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[ServerReflectionResponse]:
+        answers: Any = servicer.ServerReflectionInfo(questions(requests), context)
+        async for each in answers:
+            yield each
+
+    return grpc.method_handlers_generic_handler(
+        reflection.SERVICE_NAME,
+        {
+            "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(
+                streaming(reflect),
+                response_serializer=ServerReflectionResponse.SerializeToString,
+            )
+        },
+    )
 
 
 def server_credentials(

@@ -52,12 +52,14 @@ LIMITS: Final = Limits(
     first_message_s=1.0,
     message_s=1.5,
     join_s=5.0,
+    admin_connections=8,
     tensors=20_000,
     model_bytes=1 << 40,
 )
 
 TIMEOUT_S: Final = 10.0
 CLOSED: Final = "closed"
+REFLECTION: Final = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 BOMB: Final = gzip.compress(bytes(12 * MIB), 9)
 
 Outcome = tuple[str, str]
@@ -235,13 +237,16 @@ def connects(t: Forger) -> Outcome:
 
 def silent(t: Forger, method: str, *parts: bytes) -> Outcome:
     """Sends so much, and then nothing."""
+    return left_open(stub_of(t, method), *parts)
+
+
+def left_open(call: Any, *parts: bytes) -> Outcome:  # noqa: ANN401, gRPC's
     is_over = threading.Event()
 
     def sent() -> Iterator[bytes]:
         yield from parts
         is_over.wait(TIMEOUT_S)
 
-    call: Any = stub_of(t, method)
     try:
         return outcome_of(call(sent(), timeout=TIMEOUT_S))
     finally:
@@ -323,10 +328,9 @@ def opened_and_cancelled(t: Forger) -> Outcome:
             return outcome, text
 
 
-def reflected(t: Forger) -> Outcome:
-    method = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
-    call: Any = t.channel.stream_stream(method)
-    return outcome_of(call(iter([b""]), timeout=TIMEOUT_S))
+def reflected(t: Forger, *parts: bytes) -> Outcome:
+    """Asks what the server serves, and leaves the call open."""
+    return left_open(t.channel.stream_stream(REFLECTION), *parts)
 
 
 def again(t: Forger) -> Outcome:
@@ -581,7 +585,15 @@ ROWS: Final[dict[str, Row]] = {
     "48 open and cancel": row(opened_and_cancelled, f"{IA} MALFORMED"),
     "48 rapid reset": row(lambda t: raw(t, rapid_reset), CLOSED),
     "48 calls of a machine": row(many_calls, RE, "machine-calls"),
-    "49 reflection": row(reflected, "UNIMPLEMENTED"),
+    "49 reflection, no message": row(
+        lambda t: reflected(t, b"\xff"), f"{IA} MALFORMED", "parsed"
+    ),
+    "49 reflection, a long name": row(
+        lambda t: reflected(t, b"\x22\x80\x20" + b"x" * 4_096), RE, "4099 bytes"
+    ),
+    "49 reflection that says nothing more": row(
+        lambda t: reflected(t, b"\x3a\x00"), "DEADLINE_EXCEEDED WAIT", "no question"
+    ),
     "a call that sends nothing": row(
         lambda t: silent(t, "GetSession"),
         "DEADLINE_EXCEEDED WAIT",

@@ -79,6 +79,7 @@ class CoordinatorHost:
         history: What it decided, for an offline check.
         limits: What callers may make it hold.
         unix_offset_s: The time, in seconds since 1970, at which `now_ms` was 0.
+        admin_url: Where its admin port is reached, empty without one.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class CoordinatorHost:
             limits: What callers may make it hold.
         """
         self.limits = limits
+        self.admin_url = ""
         self._store = store
         self.history = CoordinatorHistory()
         # Of the newest watch of each shard and worker.

@@ -157,6 +157,7 @@ class PublicControl:
         """Where the job stands."""
         status = status_message(self._host.core, self._host.waits, now_ms())
         status.splits.extend(split_messages(self._host.data.splits.all()))
+        status.admin_url = self._host.admin_url
         return status
 
     def history(self) -> messages.GetHistoryResponse:

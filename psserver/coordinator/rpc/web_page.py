@@ -1,6 +1,6 @@
-"""The page of a job by HTTP: its files, and what a token of role admin does there.
+"""A job by HTTP: its documents, its page, and what a token of role admin does there.
 
-The files are in `psserver/coordinator/page`, as they are written, without a build. They
+The files of the page are in `psserver/coordinator/page`, as they are written, without a build. They
 hold nothing of a job: the page asks for that, with a token where the job has any.
 """
 
@@ -14,9 +14,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
-from psserver.coordinator.rpc.public_control import checked_bound
-from pswire.limits import STALENESS_BOUND_DEFAULT
+from psserver.coordinator.rpc.public_control import PublicControl, checked_bound
+from pswire.addresses import Address
+from pswire.limits import NUMBER_MAX, STALENESS_BOUND_DEFAULT
 from pswire.membership import Mode
+from pswire.number_range import NumberRange
+from pswire.status_document import (
+    events_document,
+    history_document,
+    status_document,
+)
 
 ACTION_S: Final = 60.0
 """Longest wait of an action: its caller is a person in front of a page."""
@@ -55,6 +62,43 @@ def page_routes() -> list[Route]:
         for each in folder.iterdir()
         if (kind := each.name.rpartition(".")[2]) in _MEDIA_TYPES
     ]
+
+
+def document_routes(public: PublicControl, address: Address) -> list[Route]:
+    """The documents that the page shows, which other programs may read as well.
+
+    Args:
+        public: Knows the job.
+        address: Where the coordinator is called by gRPC.
+    """
+
+    async def status(_: Request) -> Response:
+        return JSONResponse(status_document(public.status(), str(address)))
+
+    async def history(_: Request) -> Response:
+        return JSONResponse(history_document(public.history()))
+
+    async def events(request: Request) -> Response:
+        after = _read_after(request.query_params.get("after", "0"))
+        return JSONResponse(events_document(public.events(after)))
+
+    return [
+        Route("/status", status),
+        Route("/history", history),
+        Route("/events", events),
+    ]
+
+
+def _read_after(text: str) -> int:
+    """The number of an event.
+
+    Raises:
+        HTTPException: It is none.
+    """
+    try:
+        return int(NumberRange(0, NUMBER_MAX).parsed(text))
+    except ValueError as error:
+        raise HTTPException(400, f"after={text[:64]!r}: {error}") from error
 
 
 def action_routes(host: CoordinatorHost, *, has_tokens: bool) -> list[Route]:
