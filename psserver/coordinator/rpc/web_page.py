@@ -1,7 +1,8 @@
 """A job by HTTP: its documents, its page, and what a token of role admin does there.
 
-The files of the page are in `psserver/coordinator/page`, as they are written, without a build. They
-hold nothing of a job: the page asks for that, with a token where the job has any.
+The files of the page are in `psserver/coordinator/page`, as they are written, without a
+build. They hold nothing of a job: the page asks for that, with a token where the job
+has any.
 """
 
 import json
