@@ -88,7 +88,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         if folder is not None:
             host.checkpoints.claim(folder)
         host.history = CoordinatorHistory.open(config.history, host.core.settings)
-        calls = OpenCalls(fitted(config.limits, descriptors()[1]))
+        calls = OpenCalls(fitted(config.limits, descriptors()[1]), access)
         server = make_server(
             ServerKind.COORDINATOR,
             [
@@ -97,7 +97,6 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
             ],
             calls,
             coordinator_keepalive(config.lease_ttl_ms),
-            access,
         )
         health = grpc_health.v1.health.aio.HealthServicer()
         add_HealthServicer_to_server(health, server)

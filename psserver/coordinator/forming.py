@@ -23,7 +23,7 @@ from psserver.coordinator.storage.job_store import (
     DamagedStateError,
     JobStore,
 )
-from psserver.edge.access import Access
+from psserver.edge.access import Access, watch_tokens
 from psserver.edge.descriptors import descriptors, fitted
 from psserver.edge.lifecycle import bind, stop
 from psserver.edge.limits import DEFAULT_LIMITS, Limits
@@ -224,19 +224,19 @@ async def _living_shards(
         StateFolderError: Some are of another job.
     """
     living = LivingShards()
-    server = make_server(
-        ServerKind.COORDINATOR,
-        [living],
-        OpenCalls(fitted(limits, descriptors()[1])),
-        access=Access.of(listen),
-    )
+    access = Access.of(listen)
+    calls = OpenCalls(fitted(limits, descriptors()[1]), access)
+    server = make_server(ServerKind.COORDINATOR, [living], calls)
     bind(server, listen)
     await server.start()
+    watching = asyncio.create_task(watch_tokens(access))
     try:
         await living.changes.wait_until(
             lambda: living.known_count >= shard_count, timeout_s=wait_s
         )
     finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
         await stop(server)
     found = tuple(sorted(living.found.values()))
     for each in found:

@@ -270,6 +270,10 @@ class Access(grpc.aio.ServerInterceptor):
         entry = None if self._tokens is None else self._tokens.find(token)
         return None if entry is None else entry.identity
 
+    def knows(self, context: Context) -> bool:
+        """Whether a call shows a credential that counts, for whatever that is."""
+        return self._shown(context)[0] is not None
+
     def look(self) -> None:
         """Looks whether tokens have changed, and ends calls of those that are gone."""
         if self._tokens is None:
@@ -347,14 +351,7 @@ class Access(grpc.aio.ServerInterceptor):
         Raises:
             Refusal: `UNAUTHENTICATED` or `PERMISSION_DENIED`.
         """
-        entry: TokenEntry | None = None
-        metadata: Metadata = context.invocation_metadata()  # type: ignore[assignment]
-        token = None if self._tokens is None else shown_token(metadata)
-        if token is not None and self._tokens is not None:
-            entry = self._tokens.find(token)
-            identity = None if entry is None else entry.identity
-        else:
-            identity = _certified(context)
+        identity, entry = self._shown(context)
         if identity is None:
             text = "missing or invalid credential"
             self._refusals.warning(machine_of(context), text)
@@ -369,6 +366,15 @@ class Access(grpc.aio.ServerInterceptor):
         assert task is not None, "a handler is called by a task"
         self._calls[task] = entry
         return task
+
+    def _shown(self, context: Context) -> tuple[Identity | None, TokenEntry | None]:
+        """Who calls, None for a stranger, and by which token, if it is by one."""
+        metadata: Metadata = context.invocation_metadata()  # type: ignore[assignment]
+        token = None if self._tokens is None else shown_token(metadata)
+        if token is None or self._tokens is None:
+            return _certified(context), None
+        entry = self._tokens.find(token)
+        return (None if entry is None else entry.identity), entry
 
     async def _end(self, task: "asyncio.Task[Any] | None", context: Context) -> None:
         """Ends a cancelled call by a status, if it was cancelled for its token.

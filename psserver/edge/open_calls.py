@@ -15,12 +15,13 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from typing import Any, Final, cast
 
 import grpc
 import grpc.aio
 
+from psserver.edge.access import Access
 from psserver.edge.guard import (
     Context,
     abort,
@@ -78,20 +79,70 @@ class OpenCall:
         self.unread_since_s: float | None = None
 
 
+class _Counted:
+    """How many calls of some callers are under way, and how many there may be."""
+
+    def __init__(self, whose: str, calls_max: int, machine_calls_max: int) -> None:
+        self._whose = whose
+        self._calls_max = calls_max
+        self._machine_calls_max = machine_calls_max
+        self._count = 0
+        self._of_machine: Counter[str] = Counter()
+
+    def check_room(self, machine: str) -> None:
+        """Refuses one more call.
+
+        Raises:
+            Refusal: `BUSY`.
+        """
+        if self._count >= self._calls_max:
+            raise Refusal(
+                ErrorReason.BUSY,
+                f"{self._count} calls{self._whose} are under way, of at most "
+                f"{self._calls_max} (calls)",
+            )
+        if self._of_machine[machine] >= self._machine_calls_max:
+            raise Refusal(
+                ErrorReason.BUSY,
+                f"{self._machine_calls_max} calls{self._whose} of {machine} are under "
+                "way, as many as one machine may have (machine-calls)",
+            )
+
+    @contextmanager
+    def one_more(self, machine: str) -> Iterator[None]:
+        """A call is under way meanwhile."""
+        self._count += 1
+        self._of_machine[machine] += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+            self._of_machine[machine] -= 1
+            if not self._of_machine[machine]:
+                del self._of_machine[machine]
+
+
 class OpenCalls(grpc.aio.ServerInterceptor):
     """Admits calls within the limits. In the event loop.
 
     Attributes:
         limits: The limits.
+        access: Lets in who may call; None for everybody.
         full: Why there is no room for new work, in words; empty while there is.
         refused: Calls that were not let in, or came too late, by the reason.
         ended: Connections that were ended, by why.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, access: Access | None = None) -> None:
         self.limits = limits
+        self.access = access
         self._calls: dict[OpenCall, None] = {}
-        self._of_machine: Counter[str] = Counter()
+        self._counted = _Counted("", limits.calls, limits.machine_calls)
+        # Whoever waits for a message may do so for seconds before it is asked for its
+        # credential: that must never take the last place of a member.
+        self._strangers = _Counted(
+            " without a valid credential", limits.calls // 2, limits.machine_calls // 2
+        )
         self.full = ""
         self.refused: Counter[ErrorReason] = Counter()
         self.ended: Counter[str] = Counter()
@@ -121,39 +172,35 @@ class OpenCalls(grpc.aio.ServerInterceptor):
         return found
 
     @contextmanager
-    def admitted(self, peer: str, machine: str, method: str) -> Iterator[OpenCall]:
+    def admitted(
+        self, peer: str, machine: str, method: str, *, is_stranger: bool = False
+    ) -> Iterator[OpenCall]:
         """A call is under way meanwhile.
+
+        Args:
+            peer: Where it comes from, as `HOST:PORT`.
+            machine: The machine of that.
+            method: Its method, without the service.
+            is_stranger: Whether its caller is known by no credential though it has to
+                be: all of those together have half of each limit.
 
         Raises:
             Refusal: `BUSY`; nothing is kept of the call.
         """
-        limits = self.limits
         if self.full and method in NEW_WORK:
             raise Refusal(
                 ErrorReason.BUSY, f"there is no room for new work: {self.full}"
             )
-        if len(self._calls) >= limits.calls:
-            raise Refusal(
-                ErrorReason.BUSY,
-                f"{len(self._calls)} calls are under way, of at most {limits.calls} "
-                "(calls)",
-            )
-        if self._of_machine[machine] >= limits.machine_calls:
-            raise Refusal(
-                ErrorReason.BUSY,
-                f"{limits.machine_calls} calls of {machine} are under way, as many as "
-                "one machine may have (machine-calls)",
-            )
+        counted = [self._counted, self._strangers] if is_stranger else [self._counted]
+        for each in counted:
+            each.check_room(machine)
         call = OpenCall(peer, machine, method)
         self._calls[call] = None
-        self._of_machine[machine] += 1
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._calls.pop, call)
+            for each in counted:
+                stack.enter_context(each.one_more(machine))
             yield call
-        finally:
-            del self._calls[call]
-            self._of_machine[machine] -= 1
-            if not self._of_machine[machine]:
-                del self._of_machine[machine]
 
     async def intercept_service(
         self, continuation: Find, handler_call_details: grpc.HandlerCallDetails
@@ -169,7 +216,11 @@ class OpenCalls(grpc.aio.ServerInterceptor):
             try:
                 self._check_headers(header_bytes)
                 peer = address_of(context)
-                with self.admitted(peer, machine_of(context), method) as call:
+                with self.admitted(
+                    *(peer, machine_of(context), method),
+                    is_stranger=self.access is not None
+                    and not self.access.knows(context),
+                ) as call:
                     now_s = asyncio.get_running_loop().time
                     async with aclosing(
                         await self._answers(handler, method, context)

@@ -87,21 +87,19 @@ def make_server(
     handlers: list[grpc.GenericRpcHandler],
     calls: OpenCalls,
     keepalive: Keepalive | None = None,
-    access: grpc.aio.ServerInterceptor | None = None,
 ) -> grpc.aio.Server:
     """Makes a server for the running event loop; it is not bound yet.
 
     Args:
         kind: What it serves.
         handlers: What answers calls.
-        calls: Admits calls within the limits.
+        calls: Admits calls within the limits, of whoever may call.
         keepalive: Of connections, by default that of its kind.
-        access: Lets in who may call, None for everybody.
     """
     server = grpc.aio.server(
         options=server_options(kind, calls.limits, keepalive),
         # Who may not call is counted, too.
-        interceptors=(calls,) if access is None else (calls, access),
+        interceptors=(calls,) if calls.access is None else (calls, calls.access),
     )
     server.add_generic_rpc_handlers((*handlers, _reflection(kind, calls.limits)))
     return server

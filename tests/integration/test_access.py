@@ -398,8 +398,7 @@ async def test_a_certificate_is_of_a_role_and_of_a_worker(tmp_path: Path) -> Non
     server = make_server(
         ServerKind.COORDINATOR,
         [grpc.method_handlers_generic_handler(service, methods)],
-        OpenCalls(DEFAULT_LIMITS),
-        access=Access.of(listen),
+        OpenCalls(DEFAULT_LIMITS, Access.of(listen)),
     )
     address = str(bind(server, listen))
     await server.start()

@@ -1656,12 +1656,25 @@ BUGS = (
         (
             Edit(
                 "psserver/edge/open_calls.py",
-                "if self._of_machine[machine] >= limits.machine_calls:",
+                "if self._of_machine[machine] >= self._machine_calls_max:",
                 "if self._of_machine[machine] < 0:",
             ),
         ),
         tests=(
             "tests/unit/psserver/edge/test_open_calls.py::test_calls_beyond_the_limit_are_to_be_tried_again",
+        ),
+    ),
+    PlantedBug(
+        "strangers take the places of members",
+        (
+            Edit(
+                "psserver/edge/open_calls.py",
+                "counted = [self._counted, self._strangers] if is_stranger else",
+                "counted = [self._counted] if is_stranger else",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_open_calls.py::test_strangers_leave_half_of_all_calls_to_those_who_may_call",
         ),
     ),
     PlantedBug(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ import pytest
 from psserver.config import ListenConfig
 from psserver.coordinator.forming import form
 from psserver.coordinator.storage.job_store import DATABASE, IDENTITY, JobStore
+from psserver.edge import access
 from psserver.edge.state_folder import StateFolderError, held_folder
 from pswire.addresses import Address
 from pswire.checkpoint.errors import DamagedError, MissingError
@@ -20,10 +22,12 @@ from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import MANIFEST
 from pswire.error_details import refusal_from_rpc_error
 from pswire.reasons import ErrorReason
+from pswire.security.roles import Role
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tests.doubles.checkpoints import save
 from tests.doubles.free_addresses import free_address
+from tests.doubles.job_tokens import JobTokens
 
 JOB: Final = "job"
 NAME: Final = "step-000000000500"
@@ -53,11 +57,12 @@ async def formed(
     checkpoint_dir: Path,
     *,
     address: Address | None = None,
+    tokens: Path | None = None,
     wait_s: float = 0.1,
     is_wanted: bool = False,
 ) -> None:
     await form(
-        listen=ListenConfig(address=address or Address("127.0.0.1", 0)),
+        listen=ListenConfig(address=address or Address("127.0.0.1", 0), tokens=tokens),
         state_dir=state_dir,
         checkpoint_url=str(checkpoint_dir),
         wait_s=wait_s,
@@ -157,6 +162,33 @@ def test_shards_that_live_are_heard_and_keep_waiting(
         (1, 260, 520),
     ]
     assert plan["lost_steps"] == 20
+
+
+def test_a_token_that_is_revoked_meanwhile_counts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "LOOK_INTERVAL_S", 0.05)
+    state, checkpoints = damaged(tmp_path / "state"), checkpoints_in(tmp_path / "saved")
+    tokens, address = JobTokens(tmp_path), free_address()
+    shown = tokens.metadata(Role.SHARD.value)
+
+    async def run() -> None:
+        forming = asyncio.create_task(
+            formed(state, checkpoints, address=address, tokens=tokens.store, wait_s=60)
+        )
+        async with grpc.aio.insecure_channel(str(address)) as channel:
+            report = CoordinatorServiceStub(channel).ReportProgress
+            call = partial(report, messages.ReportProgressRequest(), metadata=shown)
+            async with asyncio.timeout(30):
+                assert await heard(call) is ErrorReason.RECOVERING
+                tokens.revoke(Role.SHARD.value)
+                while await heard(call) is ErrorReason.RECOVERING:
+                    pass
+                assert await heard(call) is ErrorReason.UNAUTHENTICATED
+        forming.cancel()
+        await asyncio.wait([forming])
+
+    asyncio.run(run())
 
 
 def of_local(folder: Path) -> Path:

@@ -9,12 +9,14 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 import pytest
 
+from psserver.edge.access import ROLES, Access, KnownTokens
 from psserver.edge.guard import Context, machine_of_address, streaming, unary
 from psserver.edge.limits import Limits
 from psserver.edge.open_calls import NEW_WORK, OpenCalls
@@ -22,8 +24,11 @@ from psserver.edge.room import Room
 from psserver.edge.server import ServerKind, make_server
 from pswire.error_details import refusal_from_rpc_error
 from pswire.reasons import CATALOGUE, ErrorReason
+from pswire.security.roles import Role
+from pswire.security.tokens import Metadata
 from pswire.v1 import coordinator_service_pb2, parameter_service_pb2
 from tests.doubles.http2_client import Http2Client
+from tests.doubles.job_tokens import JobTokens
 
 TIMEOUT_S: Final = 10.0
 PATH: Final = "/test.Probe/"
@@ -38,8 +43,8 @@ class Probe:
         begun: Set when a handler has its first message.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self.calls = OpenCalls(limits)
+    def __init__(self, limits: Limits, access: Access | None) -> None:
+        self.calls = OpenCalls(limits, access)
         self.begun = asyncio.Event()
         self.is_over = asyncio.Event()
         self._server = make_server(ServerKind.SHARD, [self._handler()], self.calls)
@@ -102,8 +107,10 @@ class Probe:
 
 
 @asynccontextmanager
-async def probing(**limits: float) -> AsyncIterator[tuple[Probe, grpc.aio.Channel]]:
-    probe = Probe(Limits(**limits))  # type: ignore[arg-type]
+async def probing(
+    access: Access | None = None, /, **limits: float
+) -> AsyncIterator[tuple[Probe, grpc.aio.Channel]]:
+    probe = Probe(Limits(**limits), access)  # type: ignore[arg-type]
     await probe.start()
     try:
         async with grpc.aio.insecure_channel(
@@ -114,9 +121,11 @@ async def probing(**limits: float) -> AsyncIterator[tuple[Probe, grpc.aio.Channe
         await probe.stop()
 
 
-async def echoed(channel: grpc.aio.Channel, method: str = "Echo") -> bytes:
+async def echoed(
+    channel: grpc.aio.Channel, method: str = "Echo", metadata: Metadata = ()
+) -> bytes:
     call: Any = channel.unary_unary(PATH + method)
-    answer: bytes = await call(b"x", timeout=TIMEOUT_S)
+    answer: bytes = await call(b"x", timeout=TIMEOUT_S, metadata=metadata)
     return answer
 
 
@@ -177,6 +186,34 @@ async def test_calls_beyond_the_limit_are_to_be_tried_again(limit: str) -> None:
         await asyncio.gather(*held)
         assert await echoed(channel) == b"x"
         await probe.ended()
+
+
+@pytest.mark.parametrize("limit", ["calls", "machine_calls"])
+async def test_strangers_leave_half_of_all_calls_to_those_who_may_call(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ROLES, PATH + "Echo", frozenset({Role.WORKER}))
+    tokens = JobTokens(tmp_path)
+    access = Access(KnownTokens(tokens.store))
+    async with probing(access, **{limit: 16}) as (probe, channel):
+        with Http2Client(probe.address) as silent:
+            for _ in range(8):
+                silent.begin(PATH + "Echo")  # and not a word more
+            async with asyncio.timeout(TIMEOUT_S):
+                while probe.calls.count < 8:  # noqa: ASYNC110, gRPC's
+                    await asyncio.sleep(0.01)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await echoed(channel)
+            assert reason_of(caught.value) is ErrorReason.BUSY
+            text = str(caught.value.details())
+            assert f"({limit.replace('_', '-')})" in text
+            assert "8 calls without a valid credential" in text
+            member = tokens.metadata(Role.WORKER.value)
+            assert await echoed(channel, metadata=member) == b"x"
+        await probe.ended()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await echoed(channel)
+        assert reason_of(caught.value) is ErrorReason.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("method", ["Echo", "Join", "Much", "Both"])
