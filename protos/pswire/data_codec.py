@@ -96,6 +96,7 @@ def epoch_message(report: EpochReport) -> coordinator_service_pb2.EpochAccount:
         skipped_count=report.skipped,
         never_count=report.never,
         closed=report.is_over,
+        held_count=report.held,
     )
 
 
@@ -112,6 +113,7 @@ def read_epoch(message: coordinator_service_pb2.EpochAccount) -> EpochReport:
         never=message.never_count,
         left_out=message.left_out_count,
         is_over=message.closed,
+        held=message.held_count,
     )
 
 

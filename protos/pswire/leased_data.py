@@ -112,6 +112,7 @@ class EpochReport:
         is_over: Whether the epoch is over on all workers.
         unit: What is counted: `samples`, or `batches` where a batch sampler's batches
             differ in size.
+        held: Of `never`, what workers hold and have not reported yet.
     """
 
     loader: str
@@ -126,6 +127,7 @@ class EpochReport:
     left_out: int
     is_over: bool
     unit: str = "samples"
+    held: int = 0
 
     @property
     def is_complete(self) -> bool:

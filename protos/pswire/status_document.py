@@ -290,6 +290,7 @@ def _epoch(message: pb.EpochAccount) -> Document:
         "dropped_count": epoch.dropped,
         "skipped_count": epoch.skipped,
         "never_count": epoch.never,
+        "held_count": epoch.held,
         "left_out_count": epoch.left_out,
     }
 

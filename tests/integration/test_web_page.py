@@ -120,7 +120,7 @@ def test_names_of_clients_are_text(open_page: OpenPage) -> None:
         metrics=(HOSTILE, "__proto__", "constructor"),
         loaders=(HOSTILE,),
         job_id=HOSTILE,
-        events=[(1.0, "worker_joined", f"{HOSTILE} joined.", {})],
+        events=[(1.0, "worker_joined", f"{HOSTILE} joined.")],
     )
     with ServedPage(job) as served:
         page = open_page(served.url)
@@ -229,7 +229,7 @@ def test_nothing_stands_in_the_way_of_people(open_page: OpenPage, scheme: str) -
         states={"w4": "lost", "w5": "joining"},
         mode="ssp",
         slow={"w3": 2.0},
-        events=[(1.0, "worker_lost", "w4 is lost.", {}), (2.0, "job_started", "", {})],
+        events=[(1.0, "worker_lost", "w4 is lost."), (2.0, "job_started", "")],
     )
     with ServedPage(job) as served:
         # axe-core makes style sheets, which the policy of the page would refuse.
@@ -247,7 +247,7 @@ def test_a_narrow_screen_shows_all_without_scrolling_sideways(
 ) -> None:
     job = MadeJob(
         worker_ids=workers(30, "a-rather-long-name-of-a-worker-"),
-        events=[(3.0, "worker_joined", "w" * 200, {})],
+        events=[(3.0, "worker_joined", "w" * 200)],
         job_id="j" * 120,
         loaders=("l" * 120,),
         sentence="x" * 120,

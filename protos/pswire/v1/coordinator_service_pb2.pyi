@@ -2396,6 +2396,7 @@ class EpochAccount(google.protobuf.message.Message):
     SKIPPED_COUNT_FIELD_NUMBER: builtins.int
     NEVER_COUNT_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
+    HELD_COUNT_FIELD_NUMBER: builtins.int
     loader: builtins.str
     """Name of the loader."""
     epoch: builtins.int
@@ -2418,6 +2419,8 @@ class EpochAccount(google.protobuf.message.Message):
     """The rest: not dealt, or dealt and not drawn."""
     closed: builtins.bool
     """Whether the epoch is over."""
+    held_count: builtins.int
+    """Of `never_count`, what workers hold and have not reported yet."""
     def __init__(
         self,
         *,
@@ -2432,8 +2435,9 @@ class EpochAccount(google.protobuf.message.Message):
         skipped_count: builtins.int = ...,
         never_count: builtins.int = ...,
         closed: builtins.bool = ...,
+        held_count: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "dropped_count", b"dropped_count", "epoch", b"epoch", "left_out_count", b"left_out_count", "loader", b"loader", "never_count", b"never_count", "position_count", b"position_count", "seen_again_count", b"seen_again_count", "seen_once_count", b"seen_once_count", "skipped_count", b"skipped_count", "torn_count", b"torn_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "dropped_count", b"dropped_count", "epoch", b"epoch", "held_count", b"held_count", "left_out_count", b"left_out_count", "loader", b"loader", "never_count", b"never_count", "position_count", b"position_count", "seen_again_count", b"seen_again_count", "seen_once_count", b"seen_once_count", "skipped_count", b"skipped_count", "torn_count", b"torn_count"]) -> None: ...
 
 global___EpochAccount = EpochAccount
 

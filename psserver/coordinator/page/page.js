@@ -277,7 +277,7 @@ function showEpochs({ epochs }) {
     make("div", { class: "bar", "aria-hidden": "true" }), make("p", { class: "small" }));
   keyed($("epochs"), epochs.slice(0, FEW_EPOCHS), (epoch) => `${epoch.epoch}/${epoch.loader}`, create, (item, epoch) => {
     const total = epoch.position_count;
-    const held = epoch.held_count ?? 0;
+    const { held_count: held, seen_once_count: seen } = epoch;
     const left = epoch.never_count + epoch.left_out_count - held;
     const others = [
       ["seen twice", epoch.seen_again_count], ["torn", epoch.torn_count],
@@ -288,10 +288,10 @@ function showEpochs({ epochs }) {
     setText(head.firstElementChild, `${epoch.loader}, epoch ${epoch.epoch}`);
     setText(head.lastElementChild, `${epoch.over ? "over, " : ""}${total ? Math.floor((100 * done) / total) : 0} %`);
     fillBar(bar, [
-      ["compute", epoch.seen_once_count, "seen"], ["data", done - epoch.seen_once_count, "seen twice or not at all"],
+      ["compute", seen, "seen"], ["data", done - seen, "seen twice, torn, dropped or skipped"],
       ["send", held, "held by workers"], ["left", left, "left"],
     ].map(([kind, count, name]) => [kind, count, `${whole(count)} ${name}`]), total);
-    const parts = [["seen", epoch.seen_once_count], ...others, ["held", held], ["left", left]];
+    const parts = [["seen", seen], ...others, ["held", held], ["left", left]];
     setText(text, `${parts.map(([name, count]) => `${whole(count)} ${name}`).join(", ")}, of ${whole(total)}`);
   });
 }

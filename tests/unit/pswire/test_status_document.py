@@ -185,6 +185,7 @@ def _data_and_checkpoints() -> pb.GetStatusResponse:
                 skipped_count=6,
                 never_count=780 if epoch else 0,
                 closed=not epoch,
+                held_count=96 if epoch else 0,
             )
             for epoch in (1, 0)
         ],

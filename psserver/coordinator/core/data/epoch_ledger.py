@@ -125,6 +125,11 @@ class EpochLedger:
             skipped=skipped_count,
             never=self.shape.usable_count - counted - skipped_count,
             is_over=self.is_closed,
+            held=sum(
+                _positions(pieces)
+                for has in (self.queues, self.held)
+                for pieces in has.values()
+            ),
         )
 
     @property

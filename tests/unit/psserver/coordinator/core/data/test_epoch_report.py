@@ -29,7 +29,7 @@ def test_what_becomes_of_samples_is_told_by_kind() -> None:
     report = ledger.report
     assert (report.seen_once, report.torn) == (2, 2)
     assert (report.dropped, report.skipped) == (2, 2)
-    assert (report.never, report.left_out) == (4, 1)
+    assert (report.never, report.held, report.left_out) == (4, 2, 1)
     assert not report.is_over
     assert not report.is_complete
 
