@@ -34,6 +34,7 @@ from psserver.edge.lifecycle import (
     stop,
     watch_certificates,
 )
+from psserver.edge.metrics import JOB, PROCESS, Process, Rows, metrics_route
 from psserver.edge.open_calls import OpenCalls
 from psserver.edge.probe import probe_handler
 from psserver.edge.room import watch_room
@@ -105,6 +106,8 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         for service in ("", SERVICE):
             await health.set(service, health_messages.HealthCheckResponse.SERVING)
         _tell(config, host)
+        public = PublicControl(host)
+        process = Process("coordinator", calls, access)
         try:
             async with admin_port(
                 config.admin,
@@ -112,11 +115,15 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
                 config.limits,
                 unready_reason=lambda: host.unready_reason,
                 routes=[
-                    *document_routes(PublicControl(host), address),
+                    *document_routes(public, address),
+                    metrics_route(
+                        Rows(PROCESS, lambda: process), Rows(JOB, public.readings)
+                    ),
                     *action_routes(host, has_tokens=config.listen.tokens is not None),
                 ],
                 open_routes=page_routes(),
             ) as admin:
+                process.admin = admin
                 if admin is not None:
                     host.admin_url = admin.url
                     log.info("the page of this job is at %s", admin.url)

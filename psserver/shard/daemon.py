@@ -25,6 +25,14 @@ from psserver.edge.lifecycle import (
     stop,
     watch_certificates,
 )
+from psserver.edge.metrics import (
+    PROCESS,
+    SHARD,
+    Process,
+    Rows,
+    ShardReadings,
+    metrics_route,
+)
 from psserver.edge.open_calls import OpenCalls
 from psserver.edge.probe import probe_handler
 from psserver.edge.room import watch_room
@@ -68,10 +76,12 @@ class _Place:
 
     Attributes:
         host: The shard, None before it has a place.
+        client: Reports to the coordinator; None before it does.
     """
 
     def __init__(self) -> None:
         self.host: ShardHost | None = None
+        self.client: CoordinatorClient | None = None
 
     @property
     def unready_reason(self) -> str:
@@ -79,6 +89,15 @@ class _Place:
         if self.host is None:
             return "the coordinator has given it no place in the job yet"
         return self.host.unready_reason
+
+    @property
+    def readings(self) -> ShardReadings | None:
+        """What monitoring gets, None before it knows its model and after the end."""
+        host, client = self.host, self.client
+        if host is None or client is None or client.progress is None:
+            return None
+        is_there = host.has_model and not host.end_reason
+        return client.progress.readings() if is_there else None
 
 
 SWITCH_INTERVAL_S = 5e-4
@@ -119,15 +138,23 @@ async def run_shard(config: ShardConfig) -> None:
         if text := config.unreachable_text:
             log.warning("%s", text)
         place = _Place()
+        process = Process("shard", calls, access)
         try:
             async with admin_port(
                 config.admin,
                 access,
                 config.limits,
                 unready_reason=lambda: place.unready_reason,
+                routes=[
+                    metrics_route(
+                        Rows(PROCESS, lambda: process),
+                        Rows(SHARD, lambda: place.readings),
+                    )
+                ],
             ) as admin:
+                process.admin = admin
                 if admin is not None:
-                    log.info("health of this shard is at %s", admin.url)
+                    log.info("health and metrics of this shard are at %s", admin.url)
                 announce("shard", address)
                 await stay(
                     _serve(
@@ -195,7 +222,7 @@ async def _serve(
                 incarnation=host.incarnation,
                 settings=host.settings,
             )
-            place.host = host
+            place.host, place.client = host, client
             late.set(ParameterService(host).handler())
             await health.set(SERVICE, health_messages.HealthCheckResponse.SERVING)
             try:
@@ -213,5 +240,5 @@ async def _serve(
                     "the job returns to a checkpoint: %s",
                     *(host.shard_index, refusal.message),
                 )
-            place.host = None
+            place.host = client.progress = None
             await health.set(SERVICE, health_messages.HealthCheckResponse.NOT_SERVING)

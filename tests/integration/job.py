@@ -418,6 +418,7 @@ class Job:
                     listen=listen,
                     coordinator=coordinator,
                     advertise=advertise,
+                    admin=self._settings.get("admin"),
                     state_dir=self._folder / f"shard-{index}",
                     thread_count=2,
                     # What goes through a proxy is for it to break.

@@ -3601,6 +3601,45 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "who is no member has a series of its own",
+        (
+            Edit(
+                "psserver/edge/metrics.py",
+                "(each for each in self.status.workers if each.rank >= 0)",
+                "iter(self.status.workers)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_metrics.py::test_a_job_that_trains_is_told_by_worker_shard_and_encoding",
+        ),
+    ),
+    PlantedBug(
+        "a bucket of staleness counts those below it alone",
+        (
+            Edit(
+                "psserver/edge/metrics.py",
+                "float(sum(counts[: bound + 1]))",
+                "float(sum(counts[:bound]))",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_metrics.py::test_staleness_is_a_histogram",
+        ),
+    ),
+    PlantedBug(
+        "a question by reflection may take as long as it likes",
+        (
+            Edit(
+                "psserver/edge/server.py",
+                "                async with asyncio.timeout(limits.message_s):\n"
+                "                    data = await anext(requests, None)",
+                "                async with asyncio.timeout(None):\n"
+                "                    data = await anext(requests, None)",
+            ),
+        ),
+        tests=("tests/integration/test_hostile_input.py",),
+    ),
+    PlantedBug(
         "a foreign name leads to the admin port",
         (
             Edit(

@@ -122,6 +122,9 @@ class Checkpoints:
         pending: The one whose cut is decided.
         newest: The newest one that is complete.
         failure: Why the last try has failed, empty when it has not.
+        completed_count: Those that this process has completed.
+        failed_count: Tries that have failed.
+        duration_ms: What the last one took, from its cut on; None before.
         answered: Wishes that were met, or whose checkpoint has failed.
         state_wait_ms: Longest wait for registered state.
         holds_batches: Whether workers are held between two batches, for a cut.
@@ -133,6 +136,8 @@ class Checkpoints:
         self.pending: PendingCheckpoint | None = None
         self.newest: CommittedCheckpoint | None = None
         self.failure = ""
+        self.completed_count = self.failed_count = 0
+        self.duration_ms: int | None = None
         self.answered = 0
         self.state_wait_ms = STATE_WAIT_MS
         self.holds_batches = False
@@ -282,6 +287,8 @@ class Checkpoints:
         """The manifest is durable."""
         assert pending.place is not None, "it was written somewhere"
         self.pending = None
+        self.completed_count += 1
+        self.duration_ms = now_ms - pending.decided_ms
         self.newest = CommittedCheckpoint(
             name=pending.place.name,
             version=pending.cut.version,
@@ -350,6 +357,7 @@ class Checkpoints:
             The copies to free, if the cut had a name.
         """
         self.failure = reason
+        self.failed_count += 1
         self.answered = self._serving
         self.is_cutting = self.holds_batches = False
         self._due_ms = now_ms + RETRY_MS

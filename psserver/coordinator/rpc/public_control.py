@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 
+from psserver.coordinator.core.diagnosis import Cause
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.host.snapshot_requests import PinnedSnapshot
 from psserver.coordinator.rpc.status_report import (
@@ -15,6 +16,7 @@ from psserver.coordinator.rpc.watch_codec import address_message
 from psserver.edge.answer_slots import AnswerSlots
 from psserver.edge.decoding import check_protocol
 from psserver.edge.guard import Context, Methods, answered, machine_of, streamed
+from psserver.edge.metrics import JobReadings
 from psserver.edge.monotonic import now_ms
 from pswire.checkpoint.storage import shown_url
 from pswire.data_codec import split_messages
@@ -159,6 +161,20 @@ class PublicControl:
         status.splits.extend(split_messages(self._host.data.splits.all()))
         status.admin_url = self._host.admin_url
         return status
+
+    def readings(self) -> JobReadings:
+        """What monitoring gets."""
+        core = self._host.core
+        return JobReadings(
+            status=self.status(),
+            causes=tuple(Cause),
+            sample_count=core.sample_count,
+            version=core.shards.version,
+            checkpoint_count=core.checkpoints.completed_count,
+            checkpoint_failure_count=core.checkpoints.failed_count,
+            checkpoint_ms=core.checkpoints.duration_ms,
+            is_state_written=not core.writes.failure,
+        )
 
     def history(self) -> messages.GetHistoryResponse:
         """How the job has trained."""

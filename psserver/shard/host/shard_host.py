@@ -5,6 +5,7 @@ Everything but the arithmetic happens in one event loop; see `arithmetic.py`.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
@@ -61,6 +62,7 @@ from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
 from pswire.membership import FenceKind, Record, WorkerKey
 from pswire.optimizer_states import encode_state
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 
 log = logging.getLogger("psserver.shard")
@@ -92,6 +94,7 @@ class ShardHost:
         history: What it does, for an offline check.
         silent_since_ms: When the coordinator was last heard, once that is a lease ago.
         end_reason: Why the job is over, empty while it is not.
+        outcomes: Pushes that are done, by what became of them.
     """
 
     def __init__(
@@ -136,6 +139,7 @@ class ShardHost:
         self._updates = ChunkUpdates(self._arithmetic, self.members, self.pump)
         self._measures = ClockMeasures(self._arithmetic, self.pump)
         self._is_pumping = False
+        self.outcomes = Counter[Outcome]()
 
     def close(self) -> None:
         """Ends every call and the threads."""
@@ -487,6 +491,7 @@ class ShardHost:
             case PushDone():
                 self.members.of(effect.push.worker).drop_state(effect.push.sequence)
                 model.core.note_done(effect.push.worker, now_ms())
+                self.outcomes[effect.outcome] += 1
                 self.history.done(effect.push, effect.outcome)
             case Finish():
                 self._finish(model, effect)

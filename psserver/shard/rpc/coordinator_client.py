@@ -59,7 +59,11 @@ Request = (
 
 
 class CoordinatorClient:
-    """The coordinator as a shard sees it."""
+    """The coordinator as a shard sees it.
+
+    Attributes:
+        progress: What the shard reports each second; None before it serves.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
         # One class serves both kinds of channel; only its stub file tells them apart.
@@ -68,6 +72,7 @@ class CoordinatorClient:
         )
         self._address = address
         self._process_id = ""
+        self.progress: ProgressReport | None = None
 
     async def register(
         self,
@@ -166,7 +171,7 @@ class CoordinatorClient:
 
     async def _send_progress(self, host: ShardHost, silence: Silence) -> None:
         """Reports where the shard stands, every second; a lost one does not matter."""
-        report = ProgressReport(host)
+        report = self.progress = ProgressReport(host)
         while True:
             await asyncio.sleep(PROGRESS_INTERVAL_S)
             if not host.has_model or host.end_reason:

@@ -2,6 +2,7 @@
 
 import logging
 
+from psserver.edge.metrics import ShardReadings
 from psserver.edge.monotonic import now_ms
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.push_codec import waiting_message
@@ -63,6 +64,18 @@ class ProgressReport:
                 identity_message,
                 sorted(each.worker for each in host.members if each.has_contradicted),
             ),
+        )
+
+    def readings(self) -> ShardReadings:
+        """What monitoring gets. The coordinator has sent the shard its model."""
+        report = self.message()
+        waits_for = ""
+        if self._host.silent_since_ms is not None:
+            waits_for = "coordinator"
+        elif report.HasField("waiting"):
+            waits_for = "members" if report.waiting.awaited else "else"
+        return ShardReadings(
+            report=report, outcomes=self._host.outcomes, waits_for=waits_for
         )
 
     def _waiting(self) -> push_pb2.Waiting | None:
