@@ -56,7 +56,7 @@ test: .venv/installed .conformance-data/fetched ## set up and run the checks and
 	$(BIN)/pytest $(BESIDE) --durations=15 $(ARGS)
 
 .PHONY: check
-check: lint types imports protos ## style, types, import rules, protos and their stubs
+check: lint types imports protos site ## style, types, import rules, stubs, the pages
 
 .PHONY: lint
 lint: .venv/installed

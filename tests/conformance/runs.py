@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Final
 
 from psserver.coordinator.core.data.ledger import DataLedger
-from tests.conformance.catalogue import Script
+from tests.conformance.catalogue import DATA, Script
 from tests.conformance.losses import Line
 from tests.doubles.children import Child, Nursery, kill, wait_until
 from tests.integration.job import JOB_SEED, Job
 
 OVERLAPPED: Final = Path(__file__).with_name("overlapped.py")
 ONE_PROCESS: Final = Path(__file__).with_name("one_process.py")
+ENVIRONMENT: Final = {"EXAMPLE_DATA": str(DATA)}
 RUN_TIMEOUT_S: Final = 100.0
 EPOCH_COUNT_MAX: Final = 8
 
@@ -32,7 +33,7 @@ def run_alone(
         f"{path.parent.name}-{order}",
         *(str(ONE_PROCESS), seeds, order, str(path), *script.arguments_alone),
         folder=folder,
-        environment={},
+        environment=ENVIRONMENT,
     )
     (lines,) = _lines_of([child])
     return lines
@@ -50,7 +51,8 @@ def run_workers(
             f"worker-{rank}-overlapped" if overlap else f"worker-{rank}",
             *command,
             folder=folder,
-            environment={"PS_COORDINATOR": job.address, "PS_WORKER_ID": f"w{rank}"},
+            environment=ENVIRONMENT
+            | {"PS_COORDINATOR": job.address, "PS_WORKER_ID": f"w{rank}"},
         )
         for rank in range(script.worker_count)
     ]

@@ -1,6 +1,7 @@
 """The example scripts do what the README says of them."""
 
 import difflib
+import json
 import re
 import socket
 import subprocess
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.integration.job import Job
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BEFORE = EXAMPLES / "digits_before.py"
@@ -36,6 +39,34 @@ def test_going_distributed_takes_four_lines() -> None:
     ]
     assert [line for line in changes if line.startswith("- ")] == []
     assert len(changes) <= 4
+
+
+def test_the_gallery_names_every_example() -> None:
+    page = (EXAMPLES / "README.md").read_text()
+    files = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
+    named = set(re.findall(r"`(\w+\.(?:py|ipynb))`", page))
+    assert named == files - {"README.md"}
+
+
+def test_the_cells_of_the_notebook_train_a_worker(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Here they are lines of a script; `test_notebooks.py` is of what a kernel adds."""
+    notebook = json.loads((EXAMPLES / "notebook.ipynb").read_text())
+    given: dict[str, object] = {}
+    with Job(tmp_path) as job:
+        monkeypatch.setenv("PS_COORDINATOR", job.address)
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "code":
+                assert cell["outputs"] == [], "a notebook is committed without outputs"
+                exec("".join(cell["source"]), given)
+    accuracy, clock = re.findall(
+        r"accuracy ([\d.]+), clock (\d+)", capsys.readouterr().out
+    )[0]
+    assert float(accuracy) > 0.8
+    assert int(clock) == 3 * 29
 
 
 # The page in README.md trains them, and `tests/conformance` compares others alone.

@@ -3,12 +3,21 @@
 The processes that they start are forked. Those of README.md are not.
 """
 
+import re
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import psworker
 from tests.doubles.children import Nursery
 from tests.doubles.forked_commands import forked_commands
+from tests.integration.job import Job
 from tests.integration.readme_session import ReadmeSession
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -35,3 +44,82 @@ def test_the_page_does_what_it_says(
         ) as session,
     ):
         assert session.run() >= block_count
+
+
+IN_A_SCRIPT = [
+    "buffers.md",
+    "checkpoints.md",
+    "clipping.md",
+    "compression.md",
+    "errors.md",
+    "optimizers.md",
+    "overlap.md",
+    "privacy.md",
+    "sparse.md",
+]
+"""Pages whose blocks are parts of a script, such as one call of `prepare`."""
+
+
+def test_every_python_block_is_of_a_page_that_runs() -> None:
+    sessions = {"getting-started.md", "data.md", "formats.md"}
+    pages = {
+        page.name
+        for page in (CHECKOUT / "docs").rglob("*.md")
+        if "\n```python\n" in page.read_text()
+    }
+    assert pages == sessions | set(IN_A_SCRIPT)
+
+
+def made_before() -> dict[str, object]:
+    """What a script has before the part that a page shows."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
+    train_set = TensorDataset(torch.rand(64, 64), torch.randint(10, (64,)))
+    return {
+        "psworker": psworker,
+        "torch": torch,
+        "nn": nn,
+        "DataLoader": DataLoader,
+        "TensorDataset": TensorDataset,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "train_set": train_set,
+        "loader": DataLoader(train_set, batch_size=32),
+        "criterion": nn.CrossEntropyLoss(),
+        "EPOCHS": 2,
+    }
+
+
+def test_what_others_scripts_become_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines that stay and those that are added; other systems are not installed."""
+    monkeypatch.delenv("PS_COORDINATOR", raising=False)
+    page = (CHECKOUT / "docs" / "coming-from.md").read_text()
+    changes = re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(changes) == 4
+    for change in changes:
+        lines = [line for line in change.splitlines() if line[0] in "+ "]
+        given = made_before()
+        exec("\n".join(line[2:] for line in lines), given)
+        connection = given["ps"]
+        assert isinstance(connection, psworker.LocalConnection)
+        connection.close()
+
+
+@pytest.mark.parametrize("name", IN_A_SCRIPT)
+def test_the_parts_of_a_script_that_a_page_shows_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, with what a script has made before: alone, or as a worker."""
+    given = made_before()
+    page = Sybil(parsers=[PythonCodeBlockParser()]).parse(CHECKOUT / "docs" / name)
+    examples = list(page.examples())
+    assert examples
+    with ExitStack() as opened:
+        if name == "privacy.md":  # which connects, and needs a job that counts
+            job = opened.enter_context(Job(tmp_path))
+            monkeypatch.setenv("PS_COORDINATOR", job.address)
+        else:
+            given["ps"] = opened.enter_context(psworker.connect())
+        page.namespace.update(given)
+        for example in examples:
+            example.evaluate()

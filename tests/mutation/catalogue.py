@@ -3802,4 +3802,28 @@ BUGS = (
             "tests/unit/psserver/edge/test_probe.py::test_memory_is_shared_by_processes_of_one_user_and_one_machine",
         ),
     ),
+    PlantedBug(
+        "a page of the site may ask another host",
+        (
+            Edit(
+                "docs/conf.py",
+                "            if found:\n",
+                "            if found and False:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/test_docs.py::test_a_site_that_would_ask_another_host_is_refused",
+        ),
+    ),
+    PlantedBug(
+        "the page of errors says to try again what fails again",
+        (
+            Edit(
+                "docs/write_errors.py",
+                "if case.retryable",
+                "if not case.retryable",
+            ),
+        ),
+        tests=("tests/unit/test_docs.py::test_the_page_of_errors_is_that_of_the_code",),
+    ),
 )

@@ -1,17 +1,25 @@
 """The pages agree with each other and with the repository."""
 
 import re
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import psworker
+from pswire.exit_codes import ExitCode
+from pswire.reasons import ErrorReason
+from tests.doubles.installed import need
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-README_LINES_MAX = 130
+README_LINES_MAX = 110
 PAGES = sorted(
     [
         *REPOSITORY.glob("*.md"),
         *(REPOSITORY / "docs").rglob("*.md"),
         REPOSITORY / "deploy" / "README.md",
+        REPOSITORY / "examples" / "README.md",
     ]
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -66,14 +74,17 @@ def test_the_readme_is_short_and_names_the_two_commands() -> None:
     assert "make test" in text
 
 
-def test_every_page_is_linked_from_the_readme_or_from_contributing() -> None:
-    linked = {
-        (REPOSITORY / link.partition("#")[0]).resolve()
-        for name in ("README.md", "CONTRIBUTING.md")
-        for link in LINK.findall((REPOSITORY / name).read_text())
-    }
-    pages = {page.resolve() for page in (REPOSITORY / "docs").glob("*.md")}
-    assert pages - linked == set()
+def test_every_page_is_reached_from_the_readme() -> None:
+    waiting, reached = [REPOSITORY / "README.md"], set[Path]()
+    while waiting:
+        page = waiting.pop()
+        reached.add(page)
+        targets = [
+            (page.parent / link.partition("#")[0]).resolve()
+            for link in LINK.findall(page.read_text())
+        ]
+        waiting += [each for each in PAGES if each in targets and each not in reached]
+    assert set(PAGES) - reached == set()
 
 
 def test_each_guarantee_has_one_line_and_the_readme_names_no_other() -> None:
@@ -98,6 +109,73 @@ def test_the_tests_that_the_guarantees_name_are_there() -> None:
             if not test.exists():
                 missing.append(path)
     assert missing == []
+
+
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    """Else `make check` fails, by a warning that says less."""
+    text = (REPOSITORY / "docs" / "index.md").read_text()
+    named = set(re.findall(r"^/?[\w/-]+$", text, re.MULTILINE))
+    pages = {page.stem for page in (REPOSITORY / "docs").glob("*.md")} - {"index"}
+    assert pages - named == set()
+
+
+def script_of_the_pages(name: str) -> ModuleType:
+    """A module of docs/, which is no package."""
+    spec = spec_from_file_location(name, REPOSITORY / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("page.html", '<script src="https://cdn.example/x.js"></script>'),
+        ("page.html", '<link rel="stylesheet" href="//cdn.example/x.css">'),
+        ("page.html", '<img alt="" src="http://example/x.png">'),
+        ("deep/page.css", "@import url('https://fonts.example/css');"),
+        ("deep/page.css", "src: url(https://fonts.example/a.woff2)"),
+        ("picture.svg", '<image href="https://example/x.png"/>'),
+    ],
+)
+def test_a_site_that_would_ask_another_host_is_refused(
+    file: str, text: str, tmp_path: Path
+) -> None:
+    need("sphinx", "pip install sphinx")
+    conf = script_of_the_pages("conf")
+    page = tmp_path / file
+    page.parent.mkdir(exist_ok=True)
+    page.write_text('<a href="https://example">a link</a> <img src="_static/x.png">')
+    conf.refuse_foreign_hosts(SimpleNamespace(outdir=tmp_path), None)
+    page.write_text(text)
+    with pytest.raises(Exception, match=f"{page.name} asks another host"):
+        conf.refuse_foreign_hosts(SimpleNamespace(outdir=tmp_path), None)
+
+
+def test_the_page_of_errors_is_that_of_the_code() -> None:
+    written = script_of_the_pages("write_errors")
+    page = (REPOSITORY / "docs" / "errors.md").read_text()
+    (shown,) = written.TABLE.findall(page)
+    assert shown.strip() == written.tables().strip(), "python docs/write_errors.py"
+    assert {f"### {reason.name}" for reason in ErrorReason} == set(
+        re.findall(r"^### \w+$", page, re.MULTILINE)
+    )
+
+
+def test_the_page_of_commands_has_every_exit_code() -> None:
+    page = (REPOSITORY / "docs" / "commands.md").read_text()
+    told = re.findall(r"^\| (\d+) \| \w", page, re.MULTILINE)
+    assert [int(code) for code in told] == sorted(ExitCode)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    page = (REPOSITORY / "docs" / "api.md").read_text()
+    shown = set(re.findall(r"psworker\.(\w+)$", page, re.MULTILINE))
+    errors = {name for name in psworker.__all__ if name.endswith("Error")}
+    assert "errors" in shown
+    assert set(psworker.__all__) - errors - shown == set()
 
 
 def missing_places(text: str) -> list[str]:

