@@ -35,6 +35,7 @@ app = typer.Typer(
 app.command()(job_commands.status)
 app.command()(job_commands.mode)
 app.command()(job_commands.doctor)
+app.command()(job_commands.logs)
 app.command()(local_commands.demo)
 app.command()(local_commands.compare)
 app.command("check-history")(job_commands.check_history)

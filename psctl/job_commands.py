@@ -1,5 +1,6 @@
 """The commands of `psctl` that look at a job or change it, and at its histories."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,8 @@ from psctl.options import (
     JsonOption,
     OptionalCoordinatorOption,
     StalenessOption,
+    interruptible,
+    parsed,
     say,
     show,
     timeout_option,
@@ -21,6 +24,7 @@ from pswire.names import printable
 from pswire.number_range import NumberRange
 from pswire.options import (
     MODES_TEXT,
+    choice_option,
     chosen,
     count_option,
     number_option,
@@ -229,6 +233,80 @@ def snapshot_list(
     from psctl.snapshots import list_snapshots
 
     show(as_json, *list_snapshots(coordinator))
+
+
+def logs(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FOLDER]",
+            help="Where the logs are; by default that of --log-dir.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The --log-dir of the processes.",
+            show_default=False,
+        ),
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The --state-dir of a `psserver local`, which keeps logs in it.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")
+    ] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="10min|TIME",
+            help="Only lines of so long ago, or since a time.",
+            show_default=False,
+        ),
+    ] = None,
+    role: Annotated[
+        str | None,
+        choice_option(
+            ("coordinator", "shard", "local", "worker", "run", "form"),
+            help="Only lines of processes of this role.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the lines as they are kept, as JSON.")
+    ] = False,
+) -> None:
+    """Shows the logs of all processes of a job, in the order of time.
+
+    Example: psctl logs --state-dir state --since 10min --role shard
+
+    Reads what `psserver local` keeps in its state folder, and any process that was
+    given --log-dir.
+    """
+    from psctl.logs import LogFolder, parsed_since
+
+    kept = state_dir / "logs" if state_dir is not None else None
+    chosen = folder or kept or log_dir
+    if chosen is None:
+        raise typer.BadParameter(
+            "name the folder of the logs, or the --state-dir of a `psserver local`",
+            param_hint="FOLDER",
+        )
+    first = ""
+    if since is not None:
+        first = parsed("--since", lambda: parsed_since(since, datetime.now(UTC)))
+    found = LogFolder(chosen, since=first, role=role)
+    with interruptible():
+        for line in found.follow() if follow else found.lines():
+            typer.echo(line.text if as_json else line.shown())
 
 
 def check_history(

@@ -1,5 +1,6 @@
 """The `psserver` command: starts the daemons of a job."""
 
+import os
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from psserver.job_options import JobOptions, takes_job_options
 from pswire.addresses import Address, parse_address
 from pswire.config_options import ConfiguredGroup
 from pswire.limits import WAIT_S_MAX
+from pswire.logs import LOG_DIR_VARIABLE, LogFolderError
 from pswire.number_range import NumberRange
 from pswire.options import (
     VersionOption,
@@ -26,6 +28,7 @@ from pswire.options import (
     number_option,
     peer_address,
     takes_credentials,
+    takes_log_options,
 )
 from pswire.security.credentials import Credentials
 
@@ -134,6 +137,7 @@ def psserver(
 
 @app.command()
 @takes_credentials
+@takes_log_options
 @takes_job_options
 def coordinator(
     *,
@@ -162,6 +166,7 @@ def coordinator(
 
 @app.command()
 @takes_credentials
+@takes_log_options
 def shard(
     *,
     coordinator: Annotated[
@@ -221,11 +226,13 @@ def shard(
     )
     from psserver.shard.daemon import run_shard
 
-    _run("shard", run_shard(config), verbose=verbose)
+    name = f"shard-{state_dir.absolute().name if index is None else index}"
+    _run("shard", run_shard(config), verbose=verbose, name=name)
 
 
 @app.command()
 @takes_credentials
+@takes_log_options
 @takes_job_options
 def local(
     *,
@@ -249,12 +256,14 @@ def local(
     )
     from psserver.local import run_local
 
+    os.environ.setdefault(LOG_DIR_VARIABLE, str(state_dir.absolute() / "logs"))
     daemons = run_local(config, job.arguments(), verbose=verbose)
     _run("local", daemons, verbose=verbose)
 
 
 @app.command()
 @takes_credentials
+@takes_log_options
 def form(
     *,
     listen: Listen = "127.0.0.1:7070",  # type: ignore[assignment]
@@ -328,12 +337,18 @@ def _limits(texts: list[str]) -> Limits:
         raise typer.BadParameter(str(error), param_hint="--limit") from error
 
 
-def _run(role: str, daemon: Coroutine[Any, Any, None], *, verbose: bool) -> None:
+def _run(
+    role: str, daemon: Coroutine[Any, Any, None], *, verbose: bool, name: str = ""
+) -> None:
     """Runs a daemon and turns its end into an exit code and one line."""
     from psserver.edge.ending import run_daemon
     from psserver.logs import configure_logs
 
-    configure_logs(role=role, verbose=verbose)
+    try:
+        configure_logs(role=role, verbose=verbose, name=name)
+    except LogFolderError as error:
+        daemon.close()
+        raise typer.BadParameter(str(error), param_hint="--log-dir") from error
     raise typer.Exit(run_daemon(daemon))
 
 

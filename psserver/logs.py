@@ -1,17 +1,13 @@
-"""Logs of the daemons: one event a line on stderr, for people or for programs."""
+"""Logs of the daemons, and lines that others can cause at will."""
 
 import asyncio
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-
-from pswire.names import printable
+from pswire import logs
 
 REFUSAL_LINES_MAX: Final = 5
 """Lines about refusals that one place writes in a period."""
@@ -121,32 +117,13 @@ class PeerLog:
             }
 
 
-def configure_logs(*, role: str, verbose: bool = False) -> None:
-    """Sends all logs to stderr: plain text on a terminal, JSON lines elsewhere."""
-    shared: list[structlog.typing.Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.stdlib.PositionalArgumentsFormatter(),
-    ]
-    is_terminal = sys.stderr.isatty()
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(colors="NO_COLOR" not in os.environ)
-        if is_terminal
-        else structlog.processors.JSONRenderer()
-    )
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[*shared, _add_role(role)],
-        processors=[
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            _escape_event if is_terminal else structlog.processors.format_exc_info,
-            renderer,
-        ],
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(logging.DEBUG if verbose else logging.INFO)
+def configure_logs(*, role: str, verbose: bool = False, name: str = "") -> None:
+    """Sends all logs of a daemon to stderr, and to a file if there is a folder.
+
+    Raises:
+        LogFolderError: The file can't be written.
+    """
+    logs.configure_logs(role=role, verbose=verbose, name=name or role)
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_telling)
 
 
@@ -160,21 +137,3 @@ def _is_worth_telling(record: logging.LogRecord) -> bool:
     kind = record.exc_info[0] if record.exc_info else None
     is_cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
     return not is_cancelled and "ExecuteBatchError" not in record.getMessage()
-
-
-def _escape_event(
-    logger: object, method: str, event: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
-    """Names in a line are data of whoever calls: on a terminal they begin no line."""
-    event["event"] = printable(str(event["event"]))
-    return event
-
-
-def _add_role(role: str) -> structlog.typing.Processor:
-    def add(
-        logger: object, method: str, event: structlog.typing.EventDict
-    ) -> structlog.typing.EventDict:
-        event["role"] = role
-        return event
-
-    return add

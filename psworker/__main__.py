@@ -1,5 +1,6 @@
 """The `psworker` command: starts training processes as workers of a job."""
 
+import logging
 import os
 import re
 import socket
@@ -15,6 +16,7 @@ from pswire.exit_codes import ExitCode
 from pswire.failpoints import FAILPOINT_VARIABLE, FailpointError, parse_failpoints
 from pswire.history import is_for_many
 from pswire.limits import WAIT_S_MAX
+from pswire.logs import LOG_DIR_VARIABLE, LogFolderError, file_handler, know
 from pswire.names import worker_id_problem
 from pswire.number_range import NumberRange
 from pswire.options import (
@@ -22,13 +24,14 @@ from pswire.options import (
     number_option,
     peer_address,
     takes_credentials,
+    takes_log_options,
 )
 from pswire.security.credentials import CredentialsError
 from psworker.config import CONNECT_KEYS
 from psworker.errors import ConnectError
 from psworker.launch.cores import core_share, sharing_text
 from psworker.launch.launch_plan import DeviceError, LaunchPlan, devices_of_choice
-from psworker.launch.launched import PROCESS_COUNT_MAX
+from psworker.launch.launched import PROCESS_COUNT_MAX, log_name
 from psworker.launch.launcher import Launcher
 from psworker.launch.reachability import wait_reachable
 
@@ -52,8 +55,25 @@ _RESTART_LIMIT: Final = NumberRange(0, 1_000_000)
 _CONNECT_TIMEOUT_S: Final = NumberRange(0.0, WAIT_S_MAX, unit="seconds")
 
 
+_logger: Final = logging.getLogger("psworker.run")
+
+
 def _log(text: str) -> None:
     typer.echo(f"psworker: {text}", err=True)
+    _logger.warning("%s", text)
+
+
+def _keep_log() -> None:
+    """Has a file keep what is said on stderr, if there is a folder for it.
+
+    Raises:
+        LogFolderError: It can't be written.
+    """
+    _logger.propagate = False
+    _logger.handlers = [logging.NullHandler()]
+    if folder := os.environ.get(LOG_DIR_VARIABLE):
+        _logger.handlers = [file_handler(Path(folder), log_name("run"))]
+        know(role="run")
 
 
 def _checked_command(command: list[str]) -> tuple[str, ...]:
@@ -148,6 +168,7 @@ def psworker(
 
 @app.command(context_settings={"allow_interspersed_args": False})
 @takes_credentials
+@takes_log_options
 def run(
     command: Annotated[
         list[str],
@@ -242,7 +263,8 @@ def run(
     coordinator = _named_coordinator(coordinator)
     try:
         check_credentials()
-    except CredentialsError as error:
+        _keep_log()
+    except (CredentialsError, LogFolderError) as error:
         _log(str(error))
         raise typer.Exit(ExitCode.BAD_CONFIGURATION) from error
     plan = LaunchPlan(

@@ -19,6 +19,7 @@ from pswire.config_file import (
 )
 from pswire.history import HISTORY_VARIABLE
 from pswire.limits import WAIT_S_MAX
+from pswire.logs import FORMATS
 from pswire.names import worker_id_problem
 from pswire.number_range import NumberRange
 from pswire.security.credentials import CREDENTIAL_VARIABLES, CredentialsError
@@ -43,6 +44,7 @@ RUN_KEYS: Final = frozenset(
     {
         "connect_timeout",
         "gpus",
+        "log_dir",
         "max_restarts",
         "nproc",
         "one_push_per_host",
@@ -69,6 +71,13 @@ def _worker_id(setting: Setting) -> str:
     return text
 
 
+def _log_format(setting: Setting) -> str:
+    text = setting.text()
+    if text not in FORMATS:
+        raise ValueError(f"{text[:32]!r} is not one of {', '.join(FORMATS)}")
+    return text
+
+
 def _switch(setting: Setting) -> str:
     return "1" if setting.switch() else "0"
 
@@ -78,6 +87,7 @@ CONNECT_KEYS: Final[Mapping[str, Callable[[Setting], str]]] = {
     "connect_timeout_s": _seconds,
     "coordinator": _address,
     "history": Setting.text,
+    "log_format": _log_format,
     "shared_memory": _switch,
     "start_timeout_s": _seconds,
     "step_timeout_s": _seconds,

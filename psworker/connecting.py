@@ -10,11 +10,13 @@ several workers, and a warning says once what that takes.
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from pswire.logs import know
 from psworker import fork_guard, notebook
 from psworker.backends.backend import Backend
 from psworker.backends.group import Group, GroupChannel
@@ -38,6 +40,7 @@ from psworker.errors import ConfigurationError
 from psworker.launch.launched import (
     INDEX_VARIABLE,
     find_host_place,
+    keep_logs,
     note_connected,
     note_started,
 )
@@ -133,6 +136,7 @@ def connect(
         )
     check_credentials()
     arm_failpoints()
+    keep_logs(found)
     _log_rank()
     place = (str(coordinator), config.worker_id)
     notebook.close_earlier(*place)
@@ -141,6 +145,7 @@ def connect(
     backend = _backend(config, max(step_s, start_s))
     connection = Connection(backend, wait_s=config.step_timeout_s)
     note_worker(connection, backend, *place)
+    _know(backend)
     note_connected()
     notebook.watch(connection, *place)
     return connection
@@ -156,6 +161,21 @@ def _backend(config: WorkerConfig, call_limit_s: float) -> Backend:
         limit_s = config.connect_timeout_s + call_limit_s + _MARGIN_S
         return Group(GroupChannel(limit_s), config)
     return Job.open(config)
+
+
+def _know(backend: Backend) -> None:
+    """Has lines of the log say which worker this process is, and its clock."""
+    made = weakref.ref(backend)  # one that is dropped is closed for that
+
+    def worker_id() -> str | None:
+        here = made()
+        return (here.place.worker_id or None) if here is not None else None
+
+    def clock() -> int | None:
+        here = made()
+        return here.place.clock if here is not None else None
+
+    know(id=worker_id, clock=clock)
 
 
 def _log_rank() -> None:

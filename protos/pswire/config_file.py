@@ -36,6 +36,8 @@ SHARED_KEYS: Final = frozenset(
         "history",
         "insecure",
         "limit",
+        "log_dir",
+        "log_format",
         "tls_ca",
         "tls_cert",
         "tls_key",

@@ -14,6 +14,7 @@ import typer
 from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
 from pswire.limits import STALENESS_BOUND_DEFAULT
+from pswire.logs import FORMATS, LOG_DIR_VARIABLE, LOG_FORMAT_VARIABLE
 from pswire.membership import BOUNDED_MODES, Mode
 from pswire.number_range import NumberRange
 from pswire.security.credentials import (
@@ -175,6 +176,63 @@ def takes_credentials(command: Callable[..., None]) -> Callable[..., None]:
                 ],
             )
             for name, (variable, text) in _CREDENTIAL_OPTIONS.items()
+        ],
+    )
+    return wrapped
+
+
+_LOG_OPTIONS: Final = {
+    "log_format": (
+        LOG_FORMAT_VARIABLE,
+        str | None,
+        choice_option(
+            FORMATS,
+            envvar=LOG_FORMAT_VARIABLE,
+            help="How lines of the log look: text for people, JSON for programs. By "
+            "default text on a terminal and JSON elsewhere.",
+            show_default=False,
+        ),
+    ),
+    "log_dir": (
+        LOG_DIR_VARIABLE,
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            envvar=LOG_DIR_VARIABLE,
+            help="Where to keep logs too, at most 32 MiB of each process, for `psctl "
+            "logs`.",
+            show_default=False,
+        ),
+    ),
+}
+
+
+def takes_log_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options that say how it logs, and where.
+
+    They set the variables of this process, which those that it starts inherit.
+    """
+
+    @functools.wraps(command)
+    def wrapped(**arguments: Any) -> None:  # noqa: ANN401, as typer passes them
+        for name, (variable, *_) in _LOG_OPTIONS.items():
+            given = arguments.pop(name)
+            if given is not None:
+                given = given.absolute() if isinstance(given, Path) else given
+                os.environ[variable] = str(given)
+        command(**arguments)
+
+    declare_options(
+        wrapped,
+        command,
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[kind, option],
+            )
+            for name, (_, kind, option) in _LOG_OPTIONS.items()
         ],
     )
     return wrapped

@@ -42,6 +42,7 @@ from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_checkpoints, held_folder
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.keepalive import coordinator_keepalive
+from pswire.logs import know
 
 SERVICE = "pswire.v1.CoordinatorService"
 
@@ -105,6 +106,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         await server.start()
         for service in ("", SERVICE):
             await health.set(service, health_messages.HealthCheckResponse.SERVING)
+        know(job=host.core.settings.job_id, clock=host.slowest_clock)
         _tell(config, host)
         public = PublicControl(host)
         process = Process("coordinator", calls, access)

@@ -47,6 +47,7 @@ from psserver.shard.rpc.parameter_service import SERVICE, ParameterService
 from psserver.shard.tensors.supported_optimizers import load_optimizers
 from pswire.channels import ChannelKind, aio_channel
 from pswire.freed_memory import keep_freed_memory
+from pswire.logs import know
 from pswire.membership_codec import read_settings
 from pswire.reasons import ErrorReason, Refusal
 from pswire.shared_memory.segments import boot_id
@@ -223,6 +224,7 @@ async def _serve(
                 settings=host.settings,
             )
             place.host, place.client = host, client
+            know(job=host.settings.job_id, id=index, clock=host.slowest_clock)
             late.set(ParameterService(host).handler())
             await health.set(SERVICE, health_messages.HealthCheckResponse.SERVING)
             try:

@@ -5,15 +5,27 @@ whether it ever connected, by a file that the launcher names; that it can't go o
 its exit code; and why it was refused, by a second file.
 """
 
+import logging
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Final
+from urllib.parse import quote
 
 from pswire.exit_codes import ExitCode
+from pswire.logs import (
+    LOG_DIR_VARIABLE,
+    LOG_FORMAT_VARIABLE,
+    LogFolderError,
+    handlers_of,
+    keep_library_logs,
+    know,
+)
 from pswire.names import printable
 from psworker.errors import (
     REFUSALS,
@@ -41,6 +53,7 @@ REFUSED_CODES: Final = (ExitCode.INCOMPATIBLE_VERSION, ExitCode.BAD_CONFIGURATIO
 
 _is_noted = False
 _has_hook = False
+_keeps_logs = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +126,9 @@ def note_started(environ: Mapping[str, str] | None = None) -> None:
         traceback: TracebackType | None,
     ) -> None:
         show(kind, error, traceback)
+        for handler in logging.getLogger("psworker").handlers:
+            if isinstance(handler, RotatingFileHandler):  # stderr has it
+                handler.handle(_record_of(error))
         code = _exit_code_of(error)
         if code in REFUSED_CODES:
             _write(refusal_file(Path(mark)), str(error))
@@ -122,6 +138,41 @@ def note_started(environ: Mapping[str, str] | None = None) -> None:
     sys.excepthook = show_and_end
 
 
+def keep_logs(environ: Mapping[str, str]) -> None:
+    """Has this library's lines written with the job, the worker and the clock.
+
+    To stderr as long as the script configures no logging, and to a file of this process
+    if `psworker run` was told where.
+
+    Args:
+        environ: Has the variables of logs.
+
+    Raises:
+        ConfigurationError: The file can't be written.
+    """
+    global _keeps_logs
+    if _keeps_logs:
+        return
+    _keeps_logs = True
+    index = environ.get(INDEX_VARIABLE, "")
+    # Beside what the script prints text is easier to read, wherever it goes.
+    chosen = {LOG_FORMAT_VARIABLE: "text", **environ}
+    if not index:  # a file of which nobody knows that it is this process's alone
+        chosen.pop(LOG_DIR_VARIABLE, None)
+    try:
+        handlers = handlers_of(log_name("worker", index), chosen)
+    except LogFolderError as error:
+        raise ConfigurationError(str(error)) from None
+    keep_library_logs(("psworker", "pswire"), handlers)
+    know(role="worker")
+
+
+def log_name(role: str, index: str = "") -> str:
+    """What the log of a process on this machine is called: folders may be shared."""
+    host = quote(socket.gethostname(), safe="")
+    return "-".join(filter(None, (role, host, index)))
+
+
 def note_connected(environ: Mapping[str, str] | None = None) -> None:
     """Reports to the launcher, if there is one, that the script has connected."""
     global _is_noted
@@ -129,6 +180,18 @@ def note_connected(environ: Mapping[str, str] | None = None) -> None:
     if mark and not _is_noted:
         _is_noted = True
         _write(Path(mark), "")
+
+
+def _record_of(error: BaseException) -> logging.LogRecord:
+    return logging.LogRecord(
+        "psworker",
+        logging.CRITICAL,
+        __file__,
+        0,
+        "the script ended by an error: %s",
+        (printable(repr(error)),),
+        (type(error), error, error.__traceback__),
+    )
 
 
 def _exit_code_of(error: BaseException) -> ExitCode | None:

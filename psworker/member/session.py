@@ -12,6 +12,7 @@ from typing import Final
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
 from pswire.leased_data import DataReport
+from pswire.logs import know
 from pswire.membership import WorkerKey
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason
@@ -102,6 +103,7 @@ class Session:
         self.control = control
         self.worker = worker
         self.settings = settings
+        know(job=settings.job_id)
         self.membership = Membership(worker)
         self.core = self.membership.core
         self._wanted_history = history

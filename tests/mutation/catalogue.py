@@ -3739,6 +3739,45 @@ BUGS = (
         tests=(f"{CONFIGURATION}::test_a_wrong_file_is_refused_with_its_place",),
     ),
     PlantedBug(
+        "a line of the log reads the state of another thread",
+        (
+            Edit(
+                "protos/pswire/logs.py",
+                "        if known.thread_id == threading.get_ident():\n",
+                "        if True:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/test_logs.py::test_other_threads_read_no_state_of_this_one",
+        ),
+    ),
+    PlantedBug(
+        "a library logs beside the handlers of its user",
+        (
+            Edit(
+                "protos/pswire/logs.py",
+                "lambda record: not logging.getLogger().handlers",
+                "lambda record: True",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/test_logs.py::test_a_library_is_silent_once_its_user_has_configured_logging",
+        ),
+    ),
+    PlantedBug(
+        "a log that was begun anew is read again from its start",
+        (
+            Edit(
+                "psctl/logs.py",
+                "            if inode in files:\n",
+                "            if inode in files and False:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psctl/test_logs.py::test_new_lines_come_once_each_also_when_a_file_is_begun_anew",
+        ),
+    ),
+    PlantedBug(
         "limits with their defaults are not passed on",
         (
             Edit(

@@ -155,6 +155,11 @@ class CoordinatorHost:
             clock.cancel()
             await asyncio.gather(clock, return_exceptions=True)
 
+    def slowest_clock(self) -> int | None:
+        """The smallest clock over the members, None where there is none."""
+        members = self.core.record.members if self.core.record else ()
+        return min(map(self.core.shards.clock_of, members), default=None)
+
     async def until_failed(self) -> str:
         """Returns why the job can't go on, a farewell after it can't."""
         await self.changes.wait_until(lambda: bool(self.core.progress.failure))

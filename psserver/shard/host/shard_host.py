@@ -185,6 +185,10 @@ class ShardHost:
         """Whether the job's schema is known."""
         return self._model is not None
 
+    def slowest_clock(self) -> int | None:
+        """The smallest clock over the members, None before there is a model."""
+        return self._model.core.clocks.frontier if self._model is not None else None
+
     def check_open(self) -> None:
         """Refuses calls after the job's end.
 
