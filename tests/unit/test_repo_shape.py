@@ -147,12 +147,13 @@ def test_wall_clocks_decide_nothing() -> None:
         for path in modules(*LIBRARIES)
         if wall_clock.search(path.read_text())
     }
-    # For people, in a history, in the manifest of a checkpoint and in events; and for
-    # the ends of tokens and certificates, which `pswire/security/certificates.py`
-    # compares, too.
+    # For people, in a history, in the manifest of a checkpoint and in events, and in
+    # `psctl logs --since`; and for the ends of tokens and certificates, which
+    # `pswire/security/certificates.py` compares, too.
     # `psctl doctor` compares the clocks themselves.
     assert users == {
         "psctl/doctor/checks.py",
+        "psctl/job_commands.py",
         "psctl/tls.py",
         "psctl/tokens.py",
         "protos/pswire/history.py",
