@@ -34,6 +34,8 @@ app = typer.Typer(
 )
 app.command()(job_commands.status)
 app.command()(job_commands.mode)
+app.command()(job_commands.top)
+app.command()(job_commands.events)
 app.command()(job_commands.doctor)
 app.command()(job_commands.logs)
 app.command()(local_commands.demo)

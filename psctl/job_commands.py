@@ -82,6 +82,66 @@ def mode(
 
 
 @takes_credentials
+def top(
+    *,
+    coordinator: CoordinatorOption,
+    interval: Annotated[
+        float,
+        number_option(
+            allowed=NumberRange(0.2, 3600.0, unit="seconds"),
+            metavar="SECONDS",
+            help="Between two looks.",
+        ),
+    ] = 1.0,
+) -> None:
+    """Shows a job in this terminal: what it does, whom it waits for, workers, shards.
+
+    Example: psctl top --coordinator trainer-0:7070 --interval 2
+
+    Only what has changed is written, so that it is usable over a slow line. Keys: q
+    ends it, tab or left and right choose a pane, j and k scroll it. On no terminal it
+    prints one look.
+    """
+    from psctl.top.command import run_top
+
+    run_top(coordinator, interval)
+
+
+@takes_credentials
+def events(
+    *,
+    coordinator: CoordinatorOption,
+    after: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(0, NUMBER_MAX),
+            metavar="NUMBER",
+            help="Number of the last event that is known.",
+        ),
+    ] = 0,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", help="Go on with what happens, also over a restart of the job."
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON for each event.")
+    ] = False,
+) -> None:
+    """Lists what has happened to a job: joins, losses, checkpoints, changes.
+
+    Example: psctl events --follow --json
+
+    The coordinator remembers the last 1,000 events. Numbers go on when it is started
+    again, so that a script can ask for what it has missed.
+    """
+    from psctl.events import print_events
+
+    print_events(coordinator, after=after, follow=follow, as_json=as_json)
+
+
+@takes_credentials
 def doctor(
     *,
     coordinator: OptionalCoordinatorOption = None,

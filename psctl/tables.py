@@ -43,14 +43,17 @@ def fitted(
     rows: Sequence[Sequence[object]],
     *,
     least_useful: Sequence[str],
+    right: Collection[str] = (),
+    width_max: int = WIDTH_MAX,
 ) -> str:
     """A table without its least useful columns, in this order, while it is too wide."""
     left = list(header)
-    text = aligned(header, rows)
+    text = aligned(header, rows, right=right)
     for name in least_useful:
-        if max(map(len, text.splitlines())) <= WIDTH_MAX:
+        if max(map(len, text.splitlines())) <= width_max:
             break
         left.remove(name)
         kept = [header.index(each) for each in left]
-        text = aligned(left, [[row[index] for index in kept] for row in rows])
+        shown = [[row[index] for index in kept] for row in rows]
+        text = aligned(left, shown, right=right)
     return text

@@ -1,6 +1,7 @@
 """Asks for the state of a job and for changes of it, for psctl. Without torch."""
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
@@ -14,12 +15,18 @@ from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Mode, WorkerState
 from pswire.membership_codec import known, read_settings
 from pswire.recorded_split import RecordedSplit
-from pswire.status_document import Document, phase_name, status_document
+from pswire.status_document import (
+    Document,
+    event_document,
+    history_document,
+    phase_name,
+    status_document,
+)
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from psworker.transport import messages
-from psworker.transport.call_error import translated
+from psworker.transport.call_error import CallError, calling, translated
 from psworker.transport.values import Waiting
 
 if TYPE_CHECKING:
@@ -223,6 +230,68 @@ async def fetch_document(
     """As `fetch_status`, with the document for programs."""
     response = await _fetch(address, timeout_s)
     return status_of(response), status_document(response, address)
+
+
+async def poll_documents(
+    address: str, *, interval_s: float, timeout_s: float
+) -> AsyncGenerator[Document | CallError]:
+    """Asks again and again on one connection; what it yields may be a failure."""
+    async with aio_channel(address, ChannelKind.CONTROL) as channel:
+        stub = cast("CoordinatorServiceAsyncStub", CoordinatorServiceStub(channel))
+        request = pb.GetStatusRequest(protocol_version=PROTOCOL_VERSION)
+        while True:
+            try:
+                with translated(f"the coordinator at {address}"):
+                    response = await stub.GetStatus(request, timeout=timeout_s)
+                    document = status_document(response, address)
+            except CallError as error:
+                yield error
+            else:
+                yield document
+            await asyncio.sleep(interval_s)
+
+
+async def fetch_history(address: str, *, timeout_s: float) -> Document:
+    """Asks how the job has trained over time.
+
+    Raises:
+        CallError: It gave no answer, or refused.
+    """
+    async with _coordinator(address) as stub:
+        response = await stub.GetHistory(
+            pb.GetHistoryRequest(protocol_version=PROTOCOL_VERSION), timeout=timeout_s
+        )
+    return history_document(response)
+
+
+async def watch_events(
+    address: str, *, after: int, follow: bool
+) -> AsyncGenerator[Document]:
+    """Yields what has happened to a job after an event.
+
+    Args:
+        address: Of the coordinator.
+        after: Number of the last event that is known, 0 for none.
+        follow: Whether to go on with what happens.
+
+    Raises:
+        CallError: It gave no answer, refused, or answers no more.
+    """
+    request = pb.WatchEventsRequest(
+        protocol_version=PROTOCOL_VERSION, after=after, follow=follow
+    )
+    async with (
+        aio_channel(address, ChannelKind.CONTROL) as channel,
+        calling(
+            f"the coordinator at {address}",
+            lambda: cast(
+                "CoordinatorServiceAsyncStub", CoordinatorServiceStub(channel)
+            ).WatchEvents(request),
+        ) as call,
+    ):
+        async for message in call:
+            for event in message.events:
+                yield event_document(event)
 
 
 async def _fetch(address: str, timeout_s: float) -> pb.GetStatusResponse:

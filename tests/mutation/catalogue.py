@@ -3803,6 +3803,45 @@ BUGS = (
         tests=("tests/unit/psctl/test_doctor.py::test_a_clock_that_is_wrong_is_told",),
     ),
     PlantedBug(
+        "top writes the whole screen at each look",
+        (
+            Edit(
+                "psctl/top/screen.py",
+                "        self._shown = painted\n",
+                "        self._shown = []\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psctl/test_top.py::test_a_terminal_shows_the_lines_and_is_sent_what_has_changed",
+        ),
+    ),
+    PlantedBug(
+        "top shows a worker that is awaited among all others",
+        (
+            Edit(
+                "psctl/top/view.py",
+                "    return is_fine, natural\n",
+                "    return natural, is_fine\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psctl/test_top.py::test_the_diagnosis_is_on_top_and_who_it_is_about_comes_first",
+        ),
+    ),
+    PlantedBug(
+        "events begin again from the first after a restart",
+        (
+            Edit(
+                "psctl/events.py",
+                '                    after = event["number"]\n',
+                "",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_events_and_top.py::test_events_go_on_over_a_restart_of_the_coordinator",
+        ),
+    ),
+    PlantedBug(
         "doctor ends with 0 though there is a problem",
         (
             Edit(

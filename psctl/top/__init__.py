@@ -1,0 +1,1 @@
+"""`psctl top`: a job in a terminal."""

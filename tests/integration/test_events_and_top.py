@@ -1,0 +1,182 @@
+"""`psctl events` and `psctl top` beside a running job, for scripts and for people."""
+
+import asyncio
+import codecs
+import fcntl
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pyte
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from psctl import status
+from psctl.__main__ import app
+from psctl.events import followed
+from pswire.addresses import parse_address
+from pswire.exit_codes import ExitCode
+from tests.doubles.free_addresses import free_address
+from tests.integration.job import WAIT_TIMEOUT_S, Job, connect
+
+WIDTH, HEIGHT = 80, 24
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A job that one worker has trained for a step, and left."""
+    folder = tmp_path_factory.mktemp("events")
+    with Job(folder, shard_count=1, sockets=True) as found:
+        with connect(found, "w0") as ps:
+            model = nn.Linear(4, 3)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer = ps.prepare(model, optimizer)
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        yield found
+
+
+def printed(job: Job, *arguments: str) -> list[str]:
+    line = ["events", "--coordinator", job.address, *arguments]
+    done = CliRunner().invoke(app, line, catch_exceptions=False)
+    assert done.exit_code == ExitCode.DONE, done.output
+    return done.stdout.splitlines()
+
+
+def test_events_are_lines_of_json_for_scripts(job: Job) -> None:
+    events = [json.loads(line) for line in printed(job, "--json")]
+    kinds = [event["kind"] for event in events]
+    assert kinds[0] == "coordinator_started"
+    assert kinds.index("worker_joined") < kinds.index("worker_left")
+    numbers = [event["number"] for event in events]
+    assert numbers == sorted({*numbers})
+
+    rest = printed(job, "--json", "--after", str(numbers[1]))
+    assert [json.loads(line)["number"] for line in rest] == numbers[2:]
+
+
+def test_events_are_sentences_for_people(job: Job) -> None:
+    (line,) = [each for each in printed(job) if "worker_joined" in each]
+    assert line.endswith("w0 has joined")
+
+
+def test_events_of_a_job_that_is_not_there_end_as_other_commands_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(status, "CONNECT_TIMEOUT_S", 0.2)
+    for more in ([], ["--follow"]):
+        line = ["events", "--coordinator", str(free_address()), *more]
+        done = CliRunner().invoke(app, line)
+        assert type(done.exception).__name__ == "ConnectError"
+
+
+def test_events_go_on_over_a_restart_of_the_coordinator(tmp_path: Path) -> None:
+    notices: list[str] = []
+    with Job(tmp_path, shard_count=1, sockets=True) as job:
+        coordinator = parse_address(job.address)
+
+        async def until_started_twice() -> list[int]:
+            numbers, starts = [], 0
+            async with (
+                asyncio.timeout(WAIT_TIMEOUT_S),
+                aclosing(followed(coordinator, 0, notices.append)) as events,
+            ):
+                async for event in events:
+                    numbers.append(event["number"])
+                    if event["kind"] == "coordinator_started":
+                        starts += 1
+                        if starts == 2:
+                            break
+                        await asyncio.to_thread(job.stop_coordinator)
+                        await asyncio.to_thread(job.start_coordinator)
+            return numbers
+
+        numbers = asyncio.run(until_started_twice())
+    assert numbers == sorted({*numbers}), "each once, and in order"
+
+
+def test_top_on_no_terminal_is_one_look(job: Job) -> None:
+    done = CliRunner().invoke(app, ["top", "--coordinator", job.address])
+    assert done.exit_code == ExitCode.DONE, done.output
+    assert "SHARD" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "one look" in done.stderr
+
+
+class Terminal:
+    """A command in a terminal, and what a person sees there."""
+
+    def __init__(self, *command: str, environment: dict[str, str]) -> None:
+        self._master, slave = os.openpty()
+        os.set_blocking(self._master, False)
+        size = struct.pack("HHHH", HEIGHT, WIDTH, 0, 0)
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, size)
+        self.modes_before = termios.tcgetattr(slave)
+        self._slave = slave
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm-256color", **environment},
+            start_new_session=True,
+        )
+        self.screen = pyte.Screen(WIDTH, HEIGHT)
+        self._stream = pyte.Stream(self.screen)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self.raw = b""
+
+    @property
+    def modes(self) -> list[object]:
+        return termios.tcgetattr(self._slave)
+
+    def until(self, is_so: Callable[[str], bool]) -> str:
+        """What is on the screen once it is as wanted."""
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
+        while not is_so(text := "\n".join(self.screen.display)):
+            assert time.monotonic() < deadline, text
+            if select.select([self._master], [], [], 0.1)[0]:
+                data = os.read(self._master, 65536)
+                self.raw += data
+                self._stream.feed(self._decoder.decode(data))
+        return text
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+        os.close(self._slave)
+
+
+def test_top_takes_the_screen_and_gives_it_back(job: Job) -> None:
+    terminal = Terminal(
+        *(sys.executable, "-m", "psctl", "top"),
+        environment={"PS_COORDINATOR": job.address, "PYTHONIOENCODING": "utf-8"},
+    )
+    try:
+        text = terminal.until(lambda text: "SHARD" in text and "q quit" in text)
+        assert "workers 1 to" in text
+        assert terminal.modes != terminal.modes_before
+        terminal.press(b"\t")
+        terminal.until(lambda text: "shards 1 to 1 of 1" in text)
+        terminal.press(b"q")
+        assert terminal.process.wait(WAIT_TIMEOUT_S) == ExitCode.DONE
+        assert terminal.modes == terminal.modes_before
+        terminal.until(lambda _: b"\x1b[?1049l" in terminal.raw)
+    finally:
+        terminal.close()
