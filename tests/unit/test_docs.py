@@ -8,6 +8,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import psworker
+from psserver.coordinator.core.diagnosis import Cause
+from psserver.coordinator.core.events import EventKind
 from pswire.exit_codes import ExitCode
 from pswire.reasons import ErrorReason
 from tests.doubles.installed import need
@@ -170,9 +172,22 @@ def test_the_page_of_commands_has_every_exit_code() -> None:
     assert [int(code) for code in told] == sorted(ExitCode)
 
 
+def test_every_cause_of_a_slow_job_has_a_cure() -> None:
+    page = (REPOSITORY / "docs" / "troubleshooting.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(Cause)
+
+
+def test_every_event_is_explained() -> None:
+    page = (REPOSITORY / "docs" / "psctl.md").read_text()
+    _, _, section = page.partition("\n### Events\n")
+    rows = re.findall(r"^\| (`.*?) \|", section.partition("\n## ")[0], re.MULTILINE)
+    told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(told) == sorted(EventKind)
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     page = (REPOSITORY / "docs" / "api.md").read_text()
-    shown = set(re.findall(r"psworker\.(\w+)$", page, re.MULTILINE))
+    shown = set(re.findall(r"psworker\.(\w+)(?:\(\))?$", page, re.MULTILINE))
     errors = {name for name in psworker.__all__ if name.endswith("Error")}
     assert "errors" in shown
     assert set(psworker.__all__) - errors - shown == set()
