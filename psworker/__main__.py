@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import secrets
 import socket
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
@@ -108,7 +109,8 @@ def _checked_group(process_count: int) -> str:
             f"processes, not {process_count}: give fewer, or leave it out",
             param_hint="--nproc",
         )
-    return _lasting_id()
+    # Other users of the machine could take the addresses of a name that they guess.
+    return secrets.token_hex(16)
 
 
 def _check_worker_ids(plan: LaunchPlan) -> None:

@@ -10,10 +10,13 @@ from torch import nn
 import psworker
 import psworker.data
 from pswire.membership import Mode
+from pswire.security.tokens import new_token
 from psworker.connection import Connection
 from psworker.errors import ConfigurationError, PsError, UnsupportedError
+from tests.doubles.children import Nursery
 from tests.integration.host_processes import connect, run_group
 from tests.integration.job import Job, deviation
+from tests.integration.processes import Processes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -337,3 +340,40 @@ def test_state_is_reset_and_groups_stay(tmp_path: Path) -> None:
 
     with Job(tmp_path) as job:
         assert run_group(job, 2, script) == [[1.0, 2.0, 1.0, 8.0]] * 2
+
+
+MEMBER = """
+import signal, torch, psworker
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with psworker.connect(step_timeout_s=60, start_timeout_s=60) as ps:
+    model, optimizer = ps.prepare(model, optimizer)
+    print("entered", flush=True)
+    signal.pause()
+"""
+
+
+def test_a_process_with_another_token_does_not_enter(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    script = tmp_path / "member.py"
+    script.write_text(MEMBER)
+    with Job(tmp_path, sockets=True) as job, Processes(tmp_path, nursery) as processes:
+
+        def start(index: int, size: int) -> str:
+            name = f"process-{index}"
+            processes.start(
+                *(name, str(script)),
+                PS_COORDINATOR=job.address,
+                PS_WORKER_ID="host",
+                PS_HOST_GROUP=str(tmp_path),
+                PS_LOCAL_RANK=str(index),
+                PS_LOCAL_SIZE=str(size),
+                PS_TOKEN=new_token(),
+            )
+            return name
+
+        assert processes.line(start(0, 1)) == "entered"
+        other = start(1, 2)
+        assert processes.code(other) != 0
+        assert "it shows another token or certificate" in processes.log(other)

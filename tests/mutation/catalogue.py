@@ -3198,6 +3198,28 @@ BUGS = (
         tests=("tests/unit/pswire/security/test_tokens.py",),
     ),
     PlantedBug(
+        "a process of a host enters a group of another job",
+        (
+            Edit(
+                f"{WORKER}/backends/host/rendezvous.py",
+                "        return any(\n            hmac.compare_digest(",
+                "        return True or any(\n            hmac.compare_digest(",
+            ),
+        ),
+        tests=("tests/unit/psworker/backends/host/test_rendezvous.py",),
+    ),
+    PlantedBug(
+        "another user's address is taken for a process of the group",
+        (
+            Edit(
+                f"{WORKER}/backends/host/rendezvous.py",
+                "    if uid != os.geteuid():\n        raise ConfigurationError(",
+                "    if uid < 0:\n        raise ConfigurationError(",
+            ),
+        ),
+        tests=("tests/unit/psworker/backends/host/test_rendezvous.py",),
+    ),
+    PlantedBug(
         "the processes of a host read pickles of each other",
         (
             Edit(

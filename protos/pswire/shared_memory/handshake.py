@@ -116,14 +116,20 @@ def address_of(name: str) -> bytes:
     return b"\0" + name.encode()
 
 
+def peer_of(peer: socket.socket) -> tuple[int, int]:
+    """PID and user of the process at the other end, as the kernel says."""
+    data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid
+
+
 def check_peer(peer: socket.socket) -> None:
     """Checks that the other end is a process of the same user.
 
     Raises:
         SegmentError: It is not.
     """
-    data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(data)
+    _, uid = peer_of(peer)
     if uid != os.geteuid():
         raise SegmentError(
             f"the other process is of user {uid}, this one of user {os.geteuid()}"

@@ -29,7 +29,13 @@ from psworker.backends.host.messages import (
     Question,
     View,
 )
-from psworker.backends.host.rendezvous import Hello, Link, Rendezvous
+from psworker.backends.host.rendezvous import (
+    UNPROVEN_TEXT,
+    GroupSecret,
+    Hello,
+    Link,
+    Rendezvous,
+)
 from psworker.errors import EvictedError, PsError
 from psworker.event_loop import EventLoop, LoopFuture
 from psworker.transport.values import Lease
@@ -57,6 +63,9 @@ _OUT_TEXT: Final = (
     "this process of a host's group is not part of it any more: it was stopped for "
     "too long, and the group went on without it"
 )
+
+_FOREIGN_MAX: Final = 16
+"""Lines about processes that can't enter, of which a few are enough."""
 
 _drivers: "weakref.WeakSet[GroupDriver]" = weakref.WeakSet()
 
@@ -95,6 +104,8 @@ class GroupDriver:
         self._digest = digest
         self._marks = marks
         self._count = 0
+        self._secret = GroupSecret("")
+        self._foreign: set[str] = set()
         self._on_lead = on_lead
         self._links: dict[ProcessId, Link] = {}
         self._unknown: list[Link] = []
@@ -124,9 +135,9 @@ class GroupDriver:
         rendezvous = Rendezvous(group, self.core.process.number)
         self._listener = rendezvous.listener
         try:
-            self._count = count
-            own = self._hello()
-            met = rendezvous.meet(own, self._memory.segment.descriptor, count)
+            self._count, self._secret = count, GroupSecret(group)
+            own, descriptor = self._hello(), self._memory.segment.descriptor
+            met = rendezvous.meet(own, descriptor, count, self._secret)
             self._loop.run(lambda: self._begin(met))
         finally:
             rendezvous.close()
@@ -230,7 +241,10 @@ class GroupDriver:
         try:
             link = Link(peer)
         except SegmentError as error:
-            logger.warning("a process can't enter this host's group: %s", error)
+            # Any user of the machine may connect, as often as they like.
+            if len(self._foreign) < _FOREIGN_MAX and str(error) not in self._foreign:
+                self._foreign.add(str(error))
+                logger.warning("a process can't enter this host's group: %s", error)
             peer.close()
             return
         self._unknown.append(link)
@@ -256,13 +270,20 @@ class GroupDriver:
             link.close()
 
     def _hello(self, view: View | None = None) -> Hello:
-        header = self._memory.segment.header
         return Hello(
-            self.core.process, self._digest, self._count, header, view, self._marks
+            self.core.process,
+            self._digest,
+            self._count,
+            self._memory.segment.header,
+            view,
+            self._marks,
+            self._secret.proof_of(self.core.process),
         )
 
     def _refusal(self, hello: object) -> str:
         """Why a process may not enter; empty if it may."""
+        if isinstance(hello, Hello) and not self._secret.admits(hello):
+            return f"it {UNPROVEN_TEXT}"
         if not isinstance(hello, Hello) or hello.digest != self._digest:
             return (
                 "it has prepared other models, optimizers, loaders or options, or has "

@@ -3,11 +3,16 @@
 Each listens at an abstract address that follows from the group's name and its number. A
 process that enters takes a lock, so that one enters at a time, and connects to all that
 are there: both send their memory's descriptor, and the socket stays. The kernel says
-whose processes they are. Nothing is left in any file system, however they end.
+whose processes they are, and each proves that it has a secret of the job. Nothing is
+left in any file system, however they end.
+
+Any user of the machine may take such an address, and see those that are taken. From one
+the others of its group do not follow, if nobody can guess its name.
 Source: https://man7.org/linux/man-pages/man7/unix.7.html
 """
 
 import errno
+import hmac
 import logging
 import os
 import socket
@@ -21,7 +26,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from pswire.object_marks import ObjectMark
-from pswire.shared_memory.handshake import address_of, check_peer
+from pswire.security.certificates import certificates_of
+from pswire.security.credentials import Credentials
+from pswire.shared_memory.handshake import address_of, check_peer, peer_of
 from pswire.shared_memory.layout import SegmentHeader, SegmentKind
 from pswire.shared_memory.segments import SegmentError
 from psworker.backends.host.messages import VALUES, ProcessId, View
@@ -36,8 +43,17 @@ _PACE_S: Final = 0.01
 _ANSWER_TIMEOUT_S: Final = 20.0
 _READ_BYTES: Final = 256 << 10
 _LENGTH: Final = struct.Struct("<I")
-_CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid
 _STOPPED: Final = ("T", "t")
+
+_OTHER_NAME: Final = (
+    "give the group another PS_HOST_GROUP that nobody can guess, as `psworker run` does"
+)
+
+UNPROVEN_TEXT: Final = (
+    "shows another token or certificate of the job than this one: give all processes "
+    "of a host's group the same (PS_TOKEN_FILE, PS_TOKEN or PS_TLS_KEY)"
+)
+"""Why a process is refused that has not proved that it is of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +68,7 @@ class Hello:
         header: Of its memory.
         view: The newest that it knows, if it was there before.
         marks: By which its models and loaders are compared with those of others.
+        proof: That it has a secret of the job; see `GroupSecret`.
     """
 
     process: ProcessId
@@ -60,10 +77,48 @@ class Hello:
     header: SegmentHeader
     view: View | None = None
     marks: tuple[ObjectMark, ...] = ()
+    proof: str = ""
 
 
 MESSAGES: Final = ValueCodec(Hello, ObjectMark, SegmentHeader, SegmentKind, *VALUES)
 """Of links: values, and nothing that runs where they are read."""
+
+
+class GroupSecret:
+    """What the processes of a group prove to each other that they are of its job by.
+
+    It is the token that this process shows the job, or where it has none the key of
+    its certificate: the same for all of a group, which is one worker. Where neither is
+    there everybody proves the same.
+    """
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._first = _secret()
+
+    def proof_of(self, process: ProcessId) -> str:
+        """Shows that a process has the secret."""
+        return self._proof(_secret(), process)
+
+    def admits(self, hello: Hello) -> bool:
+        """Whether a process has proved it: by the secret now, or by that of before."""
+        return any(
+            hmac.compare_digest(hello.proof, self._proof(each, hello.process))
+            for each in (_secret(), self._first)
+        )
+
+    def _proof(self, secret: bytes, process: ProcessId) -> str:
+        text = f"{self._group}\0{process.number}\0{process.life}"
+        return hmac.new(secret, text.encode(), "sha256").hexdigest()
+
+
+def _secret() -> bytes:
+    proof = Credentials.from_environment()
+    if proof.token is not None:
+        return repr(proof.token.metadata()).encode()
+    certificates = certificates_of(proof)
+    pair = certificates.current().pair if certificates is not None else None
+    return b"" if pair is None else pair[0]
 
 
 class Link:
@@ -82,8 +137,7 @@ class Link:
             SegmentError: The other process is of another user or PID namespace.
         """
         check_peer(peer)
-        data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        self.pid: int = _CREDENTIALS.unpack(data)[0]
+        self.pid, _ = peer_of(peer)
         if not self.pid:
             raise SegmentError("the other process is in a PID namespace out of sight")
         peer.setblocking(False)
@@ -184,24 +238,33 @@ class Rendezvous:
         """Waits for its turn, and listens.
 
         Raises:
-            ConfigurationError: A living process has this number.
+            ConfigurationError: A living process has this number, or another user has
+                taken an address of the group.
+            StartTimeoutError: Another process does not finish entering.
         """
         self._group = group
         self._index = index
         self._lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+        deadline, lock = time.monotonic() + _ANSWER_TIMEOUT_S, _address(group, "lock")
         try:
-            while not _binds(self._lock, _address(group, "lock")):
+            if not (is_first := _binds(self._lock, lock)):
+                _refuse_foreign(lock)
+            while not (is_first or _binds(self._lock, lock)):
                 if time.monotonic() >= deadline:
+                    _refuse_foreign(lock)
                     raise StartTimeoutError(
                         "another process of this host's group has been entering it "
                         f"for {_ANSWER_TIMEOUT_S:g} s and does not come to an end; "
-                        "look whether one of them is stopped"
+                        "look whether one of them is stopped. If none is, a process of "
+                        f"another user may have taken the group's name: {_OTHER_NAME}"
                     )
                 time.sleep(_PACE_S)
+            # Only so does the kernel say whose it is.
+            self._lock.listen(_BACKLOG)
             self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             if not _binds(self.listener, _address(group, str(index))):
                 self.listener.close()
+                _refuse_foreign(_address(group, str(index)))
                 raise ConfigurationError(
                     f"a living process is number {index} of this host's group already: "
                     "give each process a PS_LOCAL_RANK of its own, and each group of "
@@ -213,16 +276,20 @@ class Rendezvous:
         self.listener.setblocking(False)
         self.listener.listen(_BACKLOG)
 
-    def meet(self, own: Hello, descriptor: int, count: int) -> list[tuple[Link, Hello]]:
+    def meet(
+        self, own: Hello, descriptor: int, count: int, secret: GroupSecret
+    ) -> list[tuple[Link, Hello]]:
         """Connects to all processes that are there.
 
         Args:
             own: Sent to each of them.
             descriptor: Of this process's memory.
             count: Processes that there may be.
+            secret: By which each of them proves that it is of the job.
 
         Raises:
-            ConfigurationError: They have prepared something else.
+            ConfigurationError: They have prepared something else, or one is not of the
+                job.
             StartTimeoutError: One does not answer.
         """
         links: list[Link] = []
@@ -237,6 +304,11 @@ class Rendezvous:
                 answer = self._answer(link, index)
                 if answer is None:
                     link.close()
+                elif not secret.admits(answer):
+                    raise ConfigurationError(
+                        f"process {index} of this host's group (PID {link.pid}) "
+                        + UNPROVEN_TEXT
+                    )
                 else:
                     met.append((link, answer))
         except BaseException:
@@ -261,7 +333,8 @@ class Rendezvous:
             peer.close()
             raise ConfigurationError(
                 f"process {index} of this host's group can't share memory with this "
-                f"one: {error}; start all of them as one user in one container"
+                f"one: {error}; start all of them as one user in one container, or, if "
+                f"that one is not yours, {_OTHER_NAME}"
             ) from None
 
     def _answer(self, link: Link, index: int) -> Hello | None:
@@ -292,7 +365,29 @@ def group_of(name: str, coordinator: str) -> str:
 
 
 def _address(group: str, part: str) -> bytes:
-    return address_of(f"paramserver-host-{group}-{part}")
+    """From one that is seen the others must not follow."""
+    name = blake2b(f"{group}\0{part}".encode(), digest_size=16).hexdigest()
+    return address_of(f"paramserver-host-{name}")
+
+
+def _refuse_foreign(address: bytes) -> None:
+    """Refuses an address that is taken, if it is by a process of another user.
+
+    Raises:
+        ConfigurationError: It is.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(address)
+            _, uid = peer_of(probe)
+        except OSError:
+            return  # it does not listen yet, is busy, or has ended
+    if uid != os.geteuid():
+        raise ConfigurationError(
+            f"user {uid} of this machine has taken the name of this host's group, so "
+            f"that its processes can't meet: {_OTHER_NAME}"
+        )
 
 
 def _binds(made: socket.socket, address: bytes) -> bool:
