@@ -283,6 +283,31 @@ class Connection:
         self._backend.settle()
 
     @at_entrance
+    def log(self, /, **values: float | torch.Tensor) -> None:
+        """Shows values of the script with its job: `ps.log(loss=loss, accuracy=0.9)`.
+
+        `psctl status`, the job's page and its metrics show, of each name, the mean of
+        what was logged in about two seconds, over all workers. Call it as often as the
+        script likes: it only adds the value up, and sends nothing. A tensor stays on
+        its device, and is read about every two seconds in another thread, so that no
+        step waits for the device.
+
+        Of processes that push as one, the values of the one that leads count. Without a
+        job nothing is shown. See docs/psctl.md.
+
+        Args:
+            values: Numbers, or tensors of one element, by name: at most 16 names in
+                all, of up to 64 letters, digits and `_`, `-`, `.` or `/`. One that is
+                no finite number is shown as unknown.
+
+        Raises:
+            ConfigurationError: A name or a value can't be logged; nothing is.
+            ClosedError: The connection is closed.
+        """
+        self._refuse_closed()
+        self._backend.work.log(values)
+
+    @at_entrance
     def record_split(self, name: str, split: Split) -> Split:
         """Records a split of data with the job, or checks it against the recorded one.
 

@@ -58,7 +58,7 @@ def metric_name_problem(name: str) -> str:
     if len(name) > METRIC_NAME_LENGTH_MAX:
         return f"has {len(name)} characters, of at most {METRIC_NAME_LENGTH_MAX}"
     if not _METRIC.fullmatch(name):
-        return "has characters other than letters, digits and _ . / -"
+        return "contains more than letters, digits and _ . / -"
     return ""
 
 

@@ -14,6 +14,7 @@ from psworker.optim.prepare import PrepareOptions
 from psworker.optim.published import Published
 from psworker.optim.push_result import PushResult
 from psworker.transport.ports import Traffic
+from psworker.work_log import WorkLog
 
 GROUP_PUBLISH_TEXT: Final = (
     "publish() is not possible in a group of processes that push as one: set values "
@@ -122,6 +123,11 @@ class Backend(Protocol):
     @property
     def traffic(self) -> Traffic:
         """Bytes of all messages between this process and shards."""
+        ...
+
+    @property
+    def work(self) -> WorkLog:
+        """What the script of this process does, and what it logs."""
         ...
 
     def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:

@@ -67,6 +67,7 @@ from psworker.optim.wrappers import data_parallel_in
 from psworker.tensors.value_store import same_bytes
 from psworker.transport.ports import Traffic
 from psworker.transport.values import OptimizerSettings
+from psworker.work_log import WorkLog
 
 T = TypeVar("T")
 
@@ -232,6 +233,7 @@ class GroupSteps:
 
     Attributes:
         place: Where the group stands in the job.
+        work: What this process does.
     """
 
     def __init__(
@@ -243,6 +245,7 @@ class GroupSteps:
         *,
         place: WorkerPlace,
         look: Callable[[], WorkerPlace],
+        work: WorkLog,
         optimizer_count: int = 1,
     ) -> None:
         """Begins with the leader's values in all processes.
@@ -254,6 +257,7 @@ class GroupSteps:
             device_group: The group that carries tensors which are not on the CPU.
             place: Where the group stands after joining.
             look: Returns, in the leader, where the group stands now.
+            work: What this process does.
             optimizer_count: Optimizers that step.
         """
         self._channel = channel
@@ -261,6 +265,7 @@ class GroupSteps:
         self._buffers = buffers
         self._device_group = device_group
         self._look = look
+        self.work = work
         self._sample_count = 1
         self._is_closed = False
         self._leader: Steps | None = None
@@ -435,6 +440,7 @@ class Group:
         self._config = config
         self._job: Job | None = None
         self._steps: GroupSteps | None = None
+        self._work = WorkLog()
         try:
             channel.led(self._register)
         except BaseException:
@@ -474,6 +480,11 @@ class Group:
     def traffic(self) -> Traffic:
         """Of this process, if it is the one that sends."""
         return self._job.traffic if self._job is not None else Traffic()
+
+    @property
+    def work(self) -> WorkLog:
+        """What this process does; that of the leader is reported."""
+        return self._job.work if self._job is not None else self._work
 
     def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
         """Joins the job, as one worker if the models are data-parallel.
@@ -630,6 +641,7 @@ class Group:
             device_group,
             place=joined,
             look=lambda: joined if job is None else job.place,
+            work=self.work,
             optimizer_count=len(given.optimizers),
         )
         watch_calls(given.models.values(), steps.pending)

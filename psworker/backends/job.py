@@ -60,6 +60,7 @@ from psworker.transport.ports import Traffic
 from psworker.transport.retries import now, told_to_users, until_decided
 from psworker.transport.values import EpochRequest, Lease, LeaseRequest
 from psworker.transport.waiting_log import saying_whom
+from psworker.work_log import WorkLog
 
 T = TypeVar("T")
 
@@ -143,6 +144,11 @@ class Job:
         """Bytes of all messages to and from shards."""
         return self._session.shards.traffic
 
+    @property
+    def work(self) -> WorkLog:
+        """What its script does."""
+        return self._session.work
+
     def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
         """Becomes a member; the models then hold the job's values."""
         _refuse_late_group(call.objects)
@@ -183,6 +189,7 @@ class Job:
         link.start(stepper, prepared.optimizers)
         self._session.rewinds.add_follower(prepared.rewind)
         self._loop.run(self._session.announce_state)
+        self.work.start()
         return prepared.follow_schedulers(
             is_late=stepper.member.base_clock > 0,
             new_epoch=stepper.new_epochs.get(self._session.script_state.loader, 0),
@@ -377,6 +384,11 @@ class DataLink:
         """Connects it with the worker, and its optimizers by name."""
         self._stepper = stepper
         self._optimizers = optimizers
+
+    @property
+    def work(self) -> WorkLog:
+        """What the script does."""
+        return self._session.work
 
     @property
     def pending(self) -> PendingData:

@@ -45,6 +45,7 @@ from psworker.optim.push_result import PushResult
 from psworker.tensors.compression import read_compression
 from psworker.tracebacks import at_entrance
 from psworker.transport.ports import Traffic
+from psworker.work_log import WorkLog
 
 if TYPE_CHECKING:
     from pswire.recorded_split import RecordedSplit
@@ -71,6 +72,7 @@ class Local:
 
     def __init__(self, worker_id: str = "") -> None:
         self._worker_id = worker_id or LOCAL_WORKER_ID
+        self._work = WorkLog()
         self._steps = LocalSteps(LOCAL_MODE)
         self._is_prepared = False
         self._loss = "mean"
@@ -78,6 +80,11 @@ class Local:
         self._loaders: dict[int, Any] = {}  # by id() of the user's, which are kept
         self._unnamed_count = 0  # of loaders
         self._splits: dict[str, RecordedSplit] = {}
+
+    @property
+    def work(self) -> WorkLog:
+        """What the script logs, which goes nowhere."""
+        return self._work
 
     @property
     def place(self) -> WorkerPlace:

@@ -64,7 +64,7 @@ class CountedLoader(PreparedLoader):
         self._counting = counting(self._loader, older=self._counting)
         is_done = False
         try:
-            for sample_count, batch in self._counting:
+            for sample_count, batch in self._source.work.loading(self._counting):
                 memory = BatchTensors(batch)
                 self._source.pending.draw(
                     sample_count, loader=self._name, memory=memory

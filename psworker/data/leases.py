@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pswire.activity import Activity
 from pswire.awaited import next_due
 from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape
 from pswire.limits import WAITING_INTERVAL_MS
@@ -120,13 +121,18 @@ class EpochLeases:
             return True
         if rejoin_count != self._source.rejoin_count:
             return False
-        while not self._ready and not self._is_closed:
-            if self._waiting is None:
-                self._waiting = self._ask(wait=True)
-            elif self._source.pending.unreported.has_news:
-                # An older one waits on: what was done since must not wait with it.
-                self._note(self._answer(self._ask(wait=False)))
-            self._idle_until_answered(self._waiting)
+        # Others have the data: it is not the loader that the script waits for.
+        before = self._source.work.enter(Activity.WAITING)
+        try:
+            while not self._ready and not self._is_closed:
+                if self._waiting is None:
+                    self._waiting = self._ask(wait=True)
+                elif self._source.pending.unreported.has_news:
+                    # An older one waits on: what was done since must not wait with it.
+                    self._note(self._answer(self._ask(wait=False)))
+                self._idle_until_answered(self._waiting)
+        finally:
+            self._source.work.enter(before)
         return bool(self._ready)
 
     def _is_settled(self) -> bool:

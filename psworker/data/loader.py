@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import torch
 from torch.utils.data import DataLoader
 
+from pswire.activity import Activity
 from pswire.leased_data import EpochReport, Origin
 from psworker.data.batch_tensors import BatchTensors
 from psworker.data.counted import CountedLoader, is_split_by_user, is_stream
@@ -380,6 +381,7 @@ class _EpochIterator:
                 f"{self._end}"
             )
         self._source.note_draw(self._loader, self._epoch)
+        before = self._source.work.enter(Activity.LOADING)
         try:
             return next(self._batches)
         except StopIteration:
@@ -390,6 +392,8 @@ class _EpochIterator:
                 "the next epoch"
             )
             raise
+        finally:
+            self._source.work.enter(before)
 
     def give_up(self) -> None:
         """Ends it for a newer iteration of the loader: its data goes to the others."""

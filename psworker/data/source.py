@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from psworker.data.pending import PendingData
 from psworker.transport.values import EpochRequest, Lease, LeaseRequest
+from psworker.work_log import WorkLog
 
 if TYPE_CHECKING:
     from pswire.leased_data import Origin
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 class SampleCount(Protocol):
     """What a loader needs to count what it hands out."""
+
+    @property
+    def work(self) -> WorkLog:
+        """What the script does, and for how long."""
+        ...
 
     @property
     def pending(self) -> PendingData:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
+from pswire.activity import Activity
 from pswire.frames import decode_chunk
 from pswire.leased_data import DataRange
 from pswire.placement import Chunk, Placement
@@ -33,6 +34,7 @@ from psworker.transport.ports import Receiver
 from psworker.transport.shard_segments import NO_SEGMENTS, Segments, SharedValues
 from psworker.transport.values import PushHeader, PushReply, Waiting
 from psworker.transport.waiting_log import WaitingLog
+from psworker.work_log import WorkLog
 
 logger: Final = logging.getLogger("psworker")
 
@@ -226,12 +228,13 @@ class PushExchange:
         return self.pushes[0].header.sequence
 
     def run(
-        self, loop: EventLoop, deliver: Delivery, store: ValueStore
+        self, loop: EventLoop, deliver: Delivery, store: ValueStore, work: WorkLog
     ) -> Sequence[PushReply]:
         """Sends what is not acknowledged, writes values, and returns the answers."""
         if self._incoming is None:
             self.start(loop, deliver, store)
         assert self._incoming is not None, "it is started"
+        work.enter(Activity.WAITING)
         with self._ended_by_errors(self._incoming):
             self.replies = self._incoming.finish(store)
         self._incoming = None

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from pswire.compression import NO_COMPRESSION
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
 from pswire.leased_data import DataReport
@@ -37,6 +38,7 @@ from psworker.transport.ports import CoordinatorPort
 from psworker.transport.retries import left_s, now, pause, told_to_users, until_decided
 from psworker.transport.values import JoinAnswer, SeedOrder, StateWanted
 from psworker.transport.waiting_log import WaitingLog
+from psworker.work_log import WorkLog
 
 logger: Final = logging.getLogger("psworker")
 
@@ -60,6 +62,12 @@ _SHARD_ATTEMPT: Final = 5
 STATE_TIMEOUT_S: Final = 5.0
 """Longest time to send registered state: a checkpoint without it is good, too."""
 
+WORK_INTERVAL_S: Final = 2.0
+"""Between two reports of what the script does: for people, who look every second."""
+
+WORK_TIMEOUT_S: Final = 1.0
+"""Deadline of such a report. The next one says more."""
+
 CALL_TIMEOUT_S: Final = 30.0
 """Deadline of a control call that waits for nobody but the coordinator."""
 
@@ -76,6 +84,7 @@ class Session:
         shards: Calls to the shards.
         script_state: What the script has registered.
         rewinds: What is set back when the job returns to a checkpoint.
+        work: What the script does, for reports.
     """
 
     def __init__(
@@ -87,6 +96,7 @@ class Session:
         history: str = "",
         shares_memory: bool = True,
         process_id: str = "",
+        work: WorkLog | None = None,
     ) -> None:
         """Begins to watch the job.
 
@@ -97,8 +107,11 @@ class Session:
             history: Where histories go, empty for nowhere.
             shares_memory: Whether tensors go through shared memory where they can.
             process_id: Of a worker that several processes are, one after the other.
+            work: What the script does; by default one that begins now.
         """
         self._process_id = process_id
+        self.work = work or WorkLog()
+        self._compression = NO_COMPRESSION
         self._shares_memory = shares_memory
         self.control = control
         self.worker = worker
@@ -124,10 +137,16 @@ class Session:
         self._answering: asyncio.Task[None] | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._watching = asyncio.ensure_future(self._watch())
+        self._reporting = asyncio.ensure_future(self._report_work())
 
     @classmethod
     async def open(
-        cls, config: WorkerConfig, timeout_s: float, *, process_id: str = ""
+        cls,
+        config: WorkerConfig,
+        timeout_s: float,
+        *,
+        process_id: str = "",
+        work: WorkLog | None = None,
     ) -> "Session":
         """Registers at the coordinator and begins to watch the job.
 
@@ -136,6 +155,7 @@ class Session:
             timeout_s: What is left of the time to connect.
             process_id: Of a worker that several processes are, one after the other:
                 who names it is the same start of the worker, as long as that lives.
+            work: What the script does.
 
         Raises:
             CallError: There is no coordinator there, or it refused.
@@ -154,6 +174,7 @@ class Session:
                 history=config.history,
                 shares_memory=config.shares_memory,
                 process_id=process_id,
+                work=work,
             )
         except BaseException:
             await control.close()
@@ -193,6 +214,7 @@ class Session:
         await self.shards.close()
         self._history.close()
         self.worker = worker
+        self.work.restart()
         self._history = self._opened_history()
         self.membership = Membership(worker)
         self.core = self.membership.core
@@ -234,6 +256,7 @@ class Session:
             )
 
         self.core.update = self.settings.update_rules(terms.clip_grad_norm)
+        self._compression = terms.compression
         with told_to_users():
             return await self.membership.unless_failed(
                 until_decided(attempt, now() + CALL_TIMEOUT_S)
@@ -449,6 +472,8 @@ class Session:
             PsError: The coordinator did not take it.
         """
         self._is_leaving = True
+        if not signal_name and self._silent_since is None:
+            await self._send_work()  # with what it has logged last
         deadline = now() + LEAVE_TIMEOUT_S
         attempt = 0
         while True:
@@ -477,6 +502,8 @@ class Session:
     async def close(self) -> None:
         """Ends all calls and channels. Without `leave`, the worker is evicted."""
         self._is_leaving = True
+        self._reporting.cancel()
+        await asyncio.gather(self._reporting, return_exceptions=True)
         await self._end_watch(is_out=self._has_left)
         await self.shards.close()
         self._history.close()
@@ -485,6 +512,30 @@ class Session:
     async def _report_silence(self, silent_ms: Mapping[int, int]) -> None:
         timeout_s = self.settings.lease_ttl_ms / 2000
         await self.control.report_silence(self.worker, silent_ms, timeout_s=timeout_s)
+
+    async def _report_work(self) -> None:
+        """Reports now and then what the script does."""
+        while True:
+            await asyncio.sleep(WORK_INTERVAL_S)
+            await self._send_work()
+
+    async def _send_work(self) -> None:
+        """Reports what the script has done, if it trains; one may be lost."""
+        is_known = self.membership.failure is None and self._silent_since is None
+        if not (is_known and self.work.activity and self.membership.member):
+            return
+        # In a thread: a tensor that was logged is read when its device has come so far.
+        done = await asyncio.to_thread(self.work.read)
+        try:
+            await self.control.report_work(
+                self.worker,
+                done,
+                self.shards.traffic,
+                self._compression,
+                timeout_s=WORK_TIMEOUT_S,
+            )
+        except CallError as error:
+            logger.debug("a report of the work was not taken: %s", error)
 
     def _opened_history(self) -> PushHistory:
         return PushHistory.open(

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from pswire.activity import Activity
 from pswire.membership import Member
 from pswire.reasons import ErrorReason
 from pswire.schema import OptimizerSpec
@@ -38,7 +39,11 @@ from psworker.steps.notices import Notices
 from psworker.steps.sending import Sending
 from psworker.steps.state_exchange import StateExchange
 from psworker.tensors.value_store import Scope, ValueStore
-from psworker.transport.values import OptimizerSettings, PushHeader, PushTrailer
+from psworker.transport.values import (
+    OptimizerSettings,
+    PushHeader,
+    PushTrailer,
+)
 
 T = TypeVar("T")
 
@@ -500,6 +505,7 @@ class MemberPushes:
         self._unfinished = exchange
         exchange.has_timed_out = False
         deadline = time.monotonic() + self._timeout_s
+        before = self._session.work.enter(Activity.SENDING)
         try:
             store.narrow(self._scope_of(exchange))
             try:
@@ -507,6 +513,7 @@ class MemberPushes:
                     self._loop,
                     self._delivery_of(exchange),
                     store,
+                    self._session.work,
                 )
             finally:
                 store.narrow(None)
@@ -540,6 +547,8 @@ class MemberPushes:
                 # Decided, or the job is over: nothing to go on with.
                 self._unfinished = None
             raise
+        finally:
+            self._session.work.enter(before)
         self._is_late = False
         self._guard.note()
         self._buffers.note_written(self._store)

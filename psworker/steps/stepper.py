@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from typing_extensions import override
 
 from pswire import failpoints
+from pswire.activity import Activity
 from psworker import fork_guard
-from psworker.data.pending import PendingData
+from psworker.data.pending import DrawnData, PendingData
 from psworker.errors import (
     ConfigurationError,
     EvictedError,
@@ -57,6 +58,7 @@ class Stepper(Publisher):
         )
         # A second step on the same batch, as a GAN takes it, has as many samples.
         self._sample_count = 1
+        self._new_sample_count = 0  # behind the newest step and none before
         self._models = tuple(sending.tensors.given.models.values())
         self._hooks: ModelHooks | None = None
         if self.overlaps:
@@ -85,6 +87,8 @@ class Stepper(Publisher):
         if wanted.load is not None:
             wanted = self._with_loaded_values(wanted, wanted.load)
         before = self.sequence_acknowledged
+        work = self._session.work
+        did_before = work.begin_step()
         try:
             return self._step(wanted)
         except PsError:
@@ -92,6 +96,8 @@ class Stepper(Publisher):
         except BaseException:
             self._note_interrupted(before)
             raise
+        finally:
+            work.enter(did_before)
 
     def _step(self, wanted: OptimizerStep) -> PushResult | None:
         """As `step`, which sees to errors that are none of psworker's."""
@@ -111,6 +117,7 @@ class Stepper(Publisher):
         self._unfinished = exchange
         result = self._conclude(exchange, is_awaited=is_awaited)
         self._sending.stepped(wanted.spec.name)
+        self._session.work.note_step(self._new_sample_count)
         if self._hooks is not None:
             self._hooks.watch_gradients()
         return result
@@ -134,6 +141,7 @@ class Stepper(Publisher):
         drawn = self.pending.take(wanted.spec.name)
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
+        self._new_sample_count = _new_samples(drawn, wanted.weight)
         weight = wanted.weight
         if is_discarded := self._has_stale_gradient or drawn.is_of_lost:
             weight = 0.0
@@ -318,8 +326,12 @@ class Stepper(Publisher):
             self._hooks = None
 
     def _wait_for(self, entry_indexes: Sequence[int]) -> None:
-        if not self._sending.wait_for(entry_indexes):
-            self._settle()
+        before = self._session.work.enter(Activity.WAITING)
+        try:
+            if not self._sending.wait_for(entry_indexes):
+                self._settle()
+        finally:
+            self._session.work.enter(before)
 
     def settle_before_fork(self) -> None:
         """Completes a step that is under way, whose values would not come to a child.
@@ -336,6 +348,15 @@ class Stepper(Publisher):
                 "completed before; the child can't read the model: %s",
                 error,
             )
+
+
+def _new_samples(drawn: DrawnData, weight: float | None) -> int:
+    """Samples behind a step that none before has had; 0 where none are counted."""
+    if drawn.continues_batch:
+        return 0
+    if drawn.sample_count is not None:
+        return drawn.sample_count
+    return int(weight or 0)
 
 
 def _refuse_unprotected(wanted: OptimizerStep) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from typing_extensions import override
 
 from pswire.channels import ChannelKind, aio_channel
+from pswire.compression import Compression
 from pswire.data_codec import (
     read_epoch,
     read_ranges,
@@ -21,6 +22,7 @@ from pswire.membership import WorkerKey
 from pswire.membership_codec import identity_message, read_identity, read_settings
 from pswire.reasons import ErrorReason, Refusal
 from pswire.recorded_split import RecordedSplit
+from pswire.resident_memory import resident_bytes
 from pswire.schema import OptimizerSpec
 from pswire.schema_codec import (
     MergedModel,
@@ -32,7 +34,7 @@ from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from psworker.transport import messages, values
 from psworker.transport.call_error import calling, translated
-from psworker.transport.ports import CoordinatorPort
+from psworker.transport.ports import CoordinatorPort, Traffic
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -161,6 +163,55 @@ class ControlClient(CoordinatorPort):
                 worker=identity_message(worker),
                 shards=shards,
                 process_id=self._process_id,
+            ),
+            timeout_s,
+        )
+
+    @override
+    async def report_work(
+        self,
+        worker: WorkerKey,
+        done: values.WorkDone,
+        traffic: Traffic,
+        compression: Compression,
+        *,
+        timeout_s: float,
+    ) -> None:
+        _, compute_s, load_s, send_s, wait_s = done.seconds
+        encodings = {
+            compression.push or "raw": [traffic.sent_bytes, 0],
+        }
+        received = encodings.setdefault(compression.pull or "raw", [0, 0])
+        received[1] = traffic.received_bytes
+        await self._call(
+            self._stub.ReportWork,
+            pb.ReportWorkRequest(
+                job_id=self._job_id,
+                worker=identity_message(worker),
+                process_id=self._process_id,
+                step_count=done.step_count,
+                sample_count=done.sample_count,
+                compute_s=compute_s,
+                load_s=load_s,
+                send_s=send_s,
+                wait_s=wait_s,
+                activity=pb.Activity.ValueType(done.activity),
+                activity_ms=round(done.activity_s * 1000),
+                traffic=pb.Traffic(
+                    sent_bytes=traffic.sent_bytes,
+                    received_bytes=traffic.received_bytes,
+                    encodings=[
+                        pb.EncodedBytes(
+                            encoding=name, sent_bytes=sent, received_bytes=got
+                        )
+                        for name, (sent, got) in encodings.items()
+                    ],
+                ),
+                resident_bytes=resident_bytes(),
+                metrics=[
+                    pb.Metric(name=name, value=value, step=step)
+                    for name, (value, step) in done.metrics.items()
+                ],
             ),
             timeout_s,
         )

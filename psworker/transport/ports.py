@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Protocol
 
+from pswire.compression import Compression
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
 from pswire.leased_data import DataReport, Origin
@@ -254,6 +255,25 @@ class CoordinatorPort(Protocol):
         self, worker: WorkerKey, silent_ms: Mapping[int, int], *, timeout_s: float
     ) -> None:
         """Reports for how long shards have not answered. Idempotent."""
+
+    async def report_work(
+        self,
+        worker: WorkerKey,
+        done: values.WorkDone,
+        traffic: Traffic,
+        compression: Compression,
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Reports what a script has done since its worker joined. Idempotent.
+
+        Args:
+            worker: The worker.
+            done: What it has done.
+            traffic: Bytes of its messages to and from shards.
+            compression: How gradients and values are sent in these.
+            timeout_s: Deadline of the call.
+        """
 
     async def leave(
         self,

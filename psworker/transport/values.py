@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pswire.activity import Activity
 from pswire.awaited import Awaited
 from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape
 from pswire.membership import Mode, Record, WorkerKey
@@ -349,3 +350,24 @@ class Snapshot:
     pin_ttl_ms: int
     pin_id: int
     chunk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """What a script has done, as of a moment.
+
+    Attributes:
+        step_count: Steps of its optimizers.
+        sample_count: Samples behind these, as far as they are counted.
+        seconds: By activity, how long it has done that.
+        activity: What it does.
+        activity_s: For how long it has done that.
+        metrics: By name, the mean of what was logged lately and the step of the newest.
+    """
+
+    step_count: int
+    sample_count: int
+    seconds: tuple[float, ...]
+    activity: Activity
+    activity_s: float
+    metrics: Mapping[str, tuple[float, int]] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from psworker.data.source import part_in_rounds
 from psworker.errors import EvictedError
 from psworker.event_loop import LoopFuture
 from psworker.transport.values import EpochRequest
+from psworker.work_log import WorkLog
 
 if TYPE_CHECKING:
     from pswire.leased_data import Origin
@@ -74,6 +75,7 @@ class LedgerSource:
         self.job = job
         self.key = job.keys[index]
         self.pending = PendingData()
+        self.work = WorkLog()
         self.requests: list[LeaseRequest] = []
         self.entered_again: list[int] = []
         self.contribution: LoopFuture[None] = LoopFuture()

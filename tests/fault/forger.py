@@ -22,6 +22,7 @@ from psworker.transport.values import (
     ShardAddress,
     WorkerView,
 )
+from psworker.work_log import WorkLog
 from tests.fault.training import make_model, mark
 
 TIMEOUT_S = 30.0
@@ -89,6 +90,7 @@ class Forger:
                 exchange.pushes, receiver, timeout_s=TIMEOUT_S
             ),
             ValueStore(given.bound.tensors, placement),
+            WorkLog(),
         )
 
     async def _make_calls(self) -> ShardCalls:

@@ -12,8 +12,9 @@ from statistics import median
 
 from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.roster import PRESENT, WorkerEntry
-from psserver.coordinator.core.work import Activity, StepMeans
+from psserver.coordinator.core.work import StepMeans
 from psserver.edge.coordinator_settings import JobPhase
+from pswire.activity import Activity
 from pswire.membership import WorkerState
 
 SLOWER_FACTOR = 1.5
@@ -39,6 +40,7 @@ FULL_DISK_TEXTS = (
     "Disk quota exceeded",
     "Read-only file system",
     "disk is full",
+    "File too large",
 )
 """How systems and SQLite say that a disk takes nothing."""
 

@@ -6,23 +6,14 @@ Counters only grow from its joining on; whoever reads them makes the rates.
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+
+from pswire.activity import Activity
 
 REPORT_COUNT_MAX = 16
 """Reports that are kept of a worker: half a minute."""
 
 LATELY_MS = 10_000
 """What `lately` is about, where there was a step in it; else up to all that is kept."""
-
-
-class Activity(IntEnum):
-    """What a worker does; mirrors `pswire.v1.Activity`."""
-
-    UNKNOWN = 0
-    COMPUTING = 1
-    LOADING = 2
-    SENDING = 3
-    WAITING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +102,7 @@ class RecentWork:
 
     def __init__(self) -> None:
         self._reports: deque[tuple[int, Work]] = deque(maxlen=REPORT_COUNT_MAX)
+        self._first: Work | None = None
 
     @property
     def newest(self) -> Work | None:
@@ -121,7 +113,8 @@ class RecentWork:
         """Takes a report; one that a newer one has overtaken changes nothing.
 
         Returns:
-            Samples that are new in it.
+            Samples that are new in it; none in the first one, which may be of a time
+            before this process began.
         """
         before = self.newest
         if before is not None and (
@@ -129,22 +122,29 @@ class RecentWork:
         ):
             return 0
         self._reports.append((now_ms, work))
-        return work.sample_count - (0 if before is None else before.sample_count)
+        if self._first is None and work.step_count:
+            self._first = work
+        return 0 if before is None else work.sample_count - before.sample_count
 
     def lately(self) -> StepMeans | None:
-        """Means of its steps, None before there is one to measure."""
-        if not self._reports:
+        """Means of its steps, None before there are some to measure.
+
+        The first one is left out: it waits for what is made once, such as a loader's
+        processes or a compiled model.
+        """
+        if self._first is None:
             return None
         at_ms, newest = self._reports[-1]
         # The shortest time that is long enough and has a step in it, or all there is.
+        base = self._first
         for since_ms, before in reversed(self._reports):
-            is_long = at_ms - since_ms >= LATELY_MS
-            if is_long and newest.step_count > before.step_count:
-                return _means(before, newest)
-        oldest = self._reports[0][1]
-        if newest.step_count > oldest.step_count:
-            return _means(oldest, newest)
-        return _means(Work(), newest) if newest.step_count else None
+            if not before.step_count:
+                break
+            if before.step_count < newest.step_count:
+                base = before
+                if at_ms - since_ms >= LATELY_MS:
+                    break
+        return _means(base, newest) if newest.step_count > base.step_count else None
 
 
 def _means(before: Work, now: Work) -> StepMeans | None:

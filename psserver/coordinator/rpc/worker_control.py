@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from psserver.coordinator.core.coordinator_effects import EndJob
 from psserver.coordinator.core.roster import GONE, Brought, WorkerEntry
-from psserver.coordinator.core.work import Activity, Logged, Work
+from psserver.coordinator.core.work import Logged, Work
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
 from psserver.coordinator.rpc.watch_codec import worker_event, worker_view
@@ -25,6 +25,7 @@ from psserver.edge.guard import (
 from psserver.edge.monotonic import now_ms
 from psserver.edge.staging_calls import StagingCall, StagingCalls, StagingPlaces
 from psserver.logs import RefusalLog
+from pswire.activity import Activity
 from pswire.data_codec import read_report
 from pswire.limits import (
     ENCODING_COUNT_MAX,

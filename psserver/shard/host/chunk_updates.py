@@ -1,5 +1,6 @@
 """Updates of chunks: the arithmetic, and the new values for those who wait for them."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,9 @@ class ChunkUpdates:
         arithmetic: Where the work is done.
         members: Whose calls wait for values.
         pump: Called when a thread has ended one.
+
+    Attributes:
+        apply_s: Time that all threads have spent on updates.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class ChunkUpdates:
         members: HostedMembers,
         pump: Callable[[], None],
     ) -> None:
+        self.apply_s = 0.0
         self._arithmetic = arithmetic
         self._members = members
         self._pump = pump
@@ -72,8 +77,9 @@ class ChunkUpdates:
         push = self._push_of(model, effect)
         work = self._work(model, effect, push)
 
-        def applied(done: tuple[AppliedChunk, Outgoing | None]) -> None:
-            update, values = done
+        def applied(done: tuple[AppliedChunk, Outgoing | None, float]) -> None:
+            update, values, spent_s = done
+            self.apply_s += spent_s
             history.applied(effect, pushes, update.torn_worker_ids)
             if failpoints.armed:
                 failpoints.hit("shard.chunk_applied")
@@ -130,7 +136,7 @@ class ChunkUpdates:
 
     def _work(
         self, model: ShardModel, effect: ApplyChunk, push: PushId | None
-    ) -> Callable[[], tuple[AppliedChunk, Outgoing | None]]:
+    ) -> Callable[[], tuple[AppliedChunk, Outgoing | None, float]]:
         chunk_index = effect.chunk_index
         is_clock = effect.pusher is None
         is_sent = push is not None and self._sends_values(model, push)
@@ -144,7 +150,8 @@ class ChunkUpdates:
             is_clock or not model.core.state.rules.has_two_phase_clocks
         ) and any(each.is_shared for each in wanting)
 
-        def work() -> tuple[AppliedChunk, Outgoing | None]:
+        def work() -> tuple[AppliedChunk, Outgoing | None, float]:
+            began_s = time.perf_counter()
             applied = model.engine.apply(
                 chunk_index,
                 optimizer=effect.optimizer,
@@ -158,16 +165,17 @@ class ChunkUpdates:
                 gradient_scale=effect.gradient_scale,
                 limit=limit,
             )
+            spent_s = time.perf_counter() - began_s
             # Others may have changed slices that this push did not.
             presence = (
                 applied.presence if is_clock else model.engine.updatable(chunk_index)
             )
             if not (any(presence) if is_clock else is_sent):
-                return applied, None
+                return applied, None, spent_s
             engine, messages = model.engine, None
             if engine.sends_changes:
                 # It depends on whose call it is for, and is made when that wants it.
-                return applied, Outgoing(chunk_index, presence)
+                return applied, Outgoing(chunk_index, presence), spent_s
             reference = engine.reference(chunk_index, presence) if is_shared else None
             if any(
                 each.has_room
@@ -181,7 +189,8 @@ class ChunkUpdates:
                     reader=sent,
                     sequence=0 if push is None else push.sequence,
                 )
-            return applied, Outgoing(chunk_index, presence, messages, reference)
+            values = Outgoing(chunk_index, presence, messages, reference)
+            return applied, values, spent_s
 
         return work
 

@@ -65,6 +65,54 @@ class GradientSegments:
 
 
 @dataclass(slots=True)
+class PeerWait:
+    """How long the pushes of a member wait for those of others.
+
+    From the moment that one is complete: until the last push of its clock is, or, where
+    pushes are applied one by one, from its end until it may be answered.
+
+    Attributes:
+        waited_s: All that have been answered.
+        complete_s: When the push was complete that is not done yet, None for none.
+        held_s: When the push was done whose answer has to wait, None for none.
+    """
+
+    waited_s: float = 0.0
+    complete_s: float | None = None
+    held_s: float | None = None
+
+    def note_complete(self, now_s: float) -> None:
+        """Its push is complete; said again, nothing changes."""
+        if self.complete_s is None:
+            self.complete_s = now_s
+
+    def note_done(self, now_s: float, last_complete_s: float | None) -> None:
+        """Its push is done.
+
+        Args:
+            now_s: The time.
+            last_complete_s: When the last push of its clock was complete; None for a
+                push that is applied by itself, whose answer may have to wait.
+        """
+        complete_s, self.complete_s = self.complete_s, None
+        if last_complete_s is None:
+            self.held_s = now_s
+        elif complete_s is not None:
+            self.waited_s += max(0.0, last_complete_s - complete_s)
+
+    def note_answered(self, now_s: float) -> None:
+        """Its push is answered."""
+        if self.held_s is not None:
+            self.waited_s += now_s - self.held_s
+            self.held_s = None
+
+    def total_s(self, now_s: float) -> float:
+        """All it has waited, with the wait that is under way."""
+        began_s = self.held_s if self.complete_s is None else self.complete_s
+        return self.waited_s + (0.0 if began_s is None else now_s - began_s)
+
+
+@dataclass(slots=True)
 class HostedMember:
     """One start of one worker. In the event loop alone, but for `sent`.
 
@@ -81,6 +129,7 @@ class HostedMember:
             says so.
         has_contradicted: Whether its bytes contradicted its finite verdict.
         sent: Values that it was sent; None for one that is no member.
+        peers: How long its pushes have waited for others.
     """
 
     worker: WorkerKey
@@ -94,6 +143,7 @@ class HostedMember:
     difference: HyperparametersDiffer | None = None
     has_contradicted: bool = False
     sent: SentValues | None = None
+    peers: PeerWait = field(default_factory=PeerWait)
 
     @property
     def reads_values(self) -> bool:
@@ -243,8 +293,12 @@ class HostedMembers:
 
     def session_of(self, push: PushId) -> PushSession | None:
         """The call of a push, if there is one."""
-        known = self._all.get(push.worker)
+        known = self.find(push.worker)
         return None if known is None else known.sessions.get(push.sequence)
+
+    def find(self, worker: WorkerKey) -> HostedMember | None:
+        """What is kept for a worker, None for nothing."""
+        return self._all.get(worker)
 
     def sent_to(self, worker: WorkerKey) -> SentValues | None:
         """What a member was sent, None for who is no member."""

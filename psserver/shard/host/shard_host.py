@@ -5,6 +5,7 @@ Everything but the arithmetic happens in one event loop; see `arithmetic.py`.
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -95,6 +96,9 @@ class ShardHost:
         silent_since_ms: When the coordinator was last heard, once that is a lease ago.
         end_reason: Why the job is over, empty while it is not.
         outcomes: Pushes that are done, by what became of them.
+        received_bytes: Of the messages of its data plane that it was sent.
+        sent_bytes: Of those that it has sent.
+        duplicate_count: Pushes that came again and were done already.
     """
 
     def __init__(
@@ -128,6 +132,10 @@ class ShardHost:
         self.silent_since_ms: int | None = None
         self._coordinator_wait = ""
         self.end_reason = ""
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self.duplicate_count = 0
+        self._last_complete_s = 0.0
         self._model: ShardModel | None = None
         self._seeder: WorkerKey | None = None
         self._arithmetic = Arithmetic(thread_count)
@@ -211,6 +219,11 @@ class ShardHost:
         if self.silent_since_ms is not None:
             return f"it waits for {self.waiting_reason}"
         return "it reads a checkpoint" if self._loading.is_under_way else ""
+
+    @property
+    def apply_s(self) -> float:
+        """Time that all of its threads have applied updates for."""
+        return self._updates.apply_s
 
     @property
     def waiting_reason(self) -> str:
@@ -372,8 +385,14 @@ class ShardHost:
         _put_chunks(model, session, model.core.applied_chunks(push))
         reply = model.core.reply_to(push)
         if reply is not None:
+            self.duplicate_count += 1
             session.finish(reply)
             self.history.answered(push, reply)
+
+    def note_complete(self, push: PushId) -> None:
+        """All of a push is there that is not done yet."""
+        now_s = self._last_complete_s = time.perf_counter()
+        self.members.of(push.worker).peers.note_complete(now_s)
 
     def pump(self) -> None:
         """Carries out what the core wants done; safe to call at any time."""
@@ -493,7 +512,11 @@ class ShardHost:
             case LoadState():
                 self._load_state(model, effect)
             case PushDone():
-                self.members.of(effect.push.worker).drop_state(effect.push.sequence)
+                member = self.members.of(effect.push.worker)
+                member.drop_state(effect.push.sequence)
+                is_clocked = model.core.clocks.is_clocked
+                last_s = self._last_complete_s if is_clocked else None
+                member.peers.note_done(time.perf_counter(), last_s)
                 model.core.note_done(effect.push.worker, now_ms())
                 self.outcomes[effect.outcome] += 1
                 self.history.done(effect.push, effect.outcome)
@@ -525,6 +548,8 @@ class ShardHost:
                 self._note_torn(model, effect)
 
     def _finish(self, model: ShardModel, effect: Finish) -> None:
+        if member := self.members.find(effect.push.worker):
+            member.peers.note_answered(time.perf_counter())
         session = self.members.session_of(effect.push)
         if session is None:
             return

@@ -124,6 +124,7 @@ class ParameterService:
                         slot.enter_context(host.push_answers.taken(call.push.worker))
                         is_answering = True
                     for message in await self._chunk_messages(item, call.push):
+                        host.sent_bytes += len(message)
                         yield message
                     continue
                 if item is None and call.is_ahead:
@@ -147,6 +148,7 @@ class ParameterService:
         while (request := await resting.next(requests, worker)) is not None:
             answer, worker = await self._answer_whole(request)
             with self._host.push_answers.taken(worker):
+                self._host.sent_bytes += len(answer)
                 yield answer
 
     async def push(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
@@ -202,6 +204,7 @@ class ParameterService:
                 held_digest=held.get(chunk_index),
                 is_inline=is_part,
             ):
+                host.sent_bytes += len(message)
                 yield message
         response = messages.PullResponse(reply=reply_message(host, reply))
         yield response.SerializeToString()
@@ -311,7 +314,9 @@ class ParameterService:
                     )
                     continue
                 for part in range(part_count(chunk.byte_count)):
-                    yield self._snapshot_part(request.snapshot_id, chunk, part)
+                    message = self._snapshot_part(request.snapshot_id, chunk, part)
+                    host.sent_bytes += len(message)
+                    yield message
 
     # Inside
 

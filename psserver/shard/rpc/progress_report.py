@@ -1,6 +1,7 @@
 """Where a shard stands, for the coordinator and for the log."""
 
 import logging
+import time
 
 from psserver.edge.metrics import ShardReadings
 from psserver.edge.monotonic import now_ms
@@ -10,6 +11,7 @@ from psserver.shard.tensors.sent_values import sent_bytes
 from pswire.awaited import Awaited, next_due
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.membership_codec import identity_message, sequence_messages
+from pswire.resident_memory import resident_bytes
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
 
@@ -34,6 +36,7 @@ class ProgressReport:
         host, model = self._host, self._host.model
         core = model.core
         waiting = self._waiting()
+        now_s = time.perf_counter()
         return messages.ReportProgressRequest(
             job_id=host.job_id,
             shard_index=host.shard_index,
@@ -64,6 +67,20 @@ class ProgressReport:
                 identity_message,
                 sorted(each.worker for each in host.members if each.has_contradicted),
             ),
+            resident_bytes=resident_bytes(),
+            apply_s=host.apply_s,
+            received_bytes=host.received_bytes,
+            sent_bytes=host.sent_bytes,
+            duplicate_count=host.duplicate_count,
+            chunk_count=len(model.chunks),
+            waits=[
+                messages.MemberWait(
+                    worker=identity_message(each.worker),
+                    waited_s=each.peers.total_s(now_s),
+                )
+                for each in host.members
+                if each.sent is not None  # a member
+            ],
         )
 
     def readings(self) -> ShardReadings:

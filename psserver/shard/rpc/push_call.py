@@ -79,7 +79,7 @@ class PushCall:
         Raises:
             Refusal: With no state changed.
         """
-        fields = await _first_message(requests)
+        fields = await _first_message(host, requests)
         try:
             header = await fields.header()
             call = await cls._admit(host, header, wants_values=wants_values)
@@ -101,6 +101,7 @@ class PushCall:
         Raises:
             Refusal: With no state changed.
         """
+        host.received_bytes += len(data)
         fields = PushFields(data)
         if not fields.is_whole:
             raise Refusal(
@@ -169,6 +170,9 @@ class PushCall:
                 self._enter(self._ahead, trailer)
             elif self._entry is not None:
                 self._host.model.core.add_trailer(self.push, self._entry, trailer)
+        entry = self._entry
+        if entry is not None and entry.outcome is None and entry.is_complete:
+            self._host.note_complete(self.push)
         self._host.pump()
 
     def _take_chunk(self, frame: ChunkFrame) -> None:
@@ -274,6 +278,7 @@ class PushCall:
         messages = aiter(requests)
         try:
             while (data := await self._next_message(messages)) is not None:
+                self._host.received_bytes += len(data)
                 await self._receive(PushFields(data))
         except Refusal as refusal:
             if refusal.reason is not ErrorReason.WAIT_TIMEOUT:
@@ -319,8 +324,9 @@ class PushCall:
         return bits_from_bytes(presence, len(chunks[chunk_index].slices))
 
 
-async def _first_message(requests: AsyncIterator[bytes]) -> PushFields:
+async def _first_message(host: ShardHost, requests: AsyncIterator[bytes]) -> PushFields:
     first = await anext(aiter(requests), None)
     if first is None:
         raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push is empty")
+    host.received_bytes += len(first)
     return PushFields(first)

@@ -37,6 +37,7 @@ from psworker.optim.prepare import Prepared, PrepareOptions, sort_objects
 from psworker.optim.published import Published
 from psworker.transport.ports import Traffic
 from psworker.transport.values import EpochRequest, Lease, LeaseRequest
+from psworker.work_log import WorkLog
 
 
 class Host:
@@ -62,6 +63,7 @@ class Host:
         self._loop = event_loop.acquire()
         fork_guard.guard(config.coordinator)
         self._steps: HostSteps | None = None
+        self._work = WorkLog()
 
     @property
     def coordinator(self) -> str:
@@ -106,14 +108,24 @@ class Host:
         leader = self._steps.leader if self._steps is not None else None
         return leader.session.shards.traffic if leader is not None else Traffic()
 
+    @property
+    def work(self) -> WorkLog:
+        """What this process does; that of the leader is reported."""
+        return self._work
+
     def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
         """Meets the other processes, and joins the job with them as one worker."""
         given = sort_objects(call, options)
         _refuse_unsupported(given, overlap=options.overlap)
-        link = HostDataLink()
+        link = HostDataLink(self._work)
         loaders = leased(given.loaders, link)
         steps = self._steps = HostSteps(
-            self._loop, self._config, self._place_on_host, given, digest=_digest(given)
+            self._loop,
+            self._config,
+            self._place_on_host,
+            given,
+            digest=_digest(given),
+            work=self._work,
         )
 
         is_first = steps.status.rank == 0 and self._place_on_host.index == 0
@@ -125,6 +137,7 @@ class Host:
 
         prepared = PreparedObjects(given, loaders, make)
         link.start(steps, next(iter(prepared.optimizers.values())))
+        self._work.start()
         return prepared.follow_schedulers(is_late=steps.status.clock > 0)
 
     def exchange(
@@ -178,7 +191,8 @@ class HostDataLink:
     named before the group meets, and iterated after it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, work: WorkLog) -> None:
+        self.work = work
         self._steps: HostSteps | None = None
         self._optimizer: PreparedOptimizer | None = None
 

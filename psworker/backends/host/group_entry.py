@@ -46,6 +46,7 @@ from psworker.optim.prepare import Prepared
 from psworker.optim.write_guard import WriteGuard
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.waiting_log import WaitingLog
+from psworker.work_log import WorkLog
 
 logger: Final = logging.getLogger("psworker")
 
@@ -76,6 +77,7 @@ class GroupEntry:
         given: Prepared,
         *,
         digest: str,
+        work: WorkLog,
     ) -> None:
         """Enters the group; returns when the model holds the job's values.
 
@@ -85,6 +87,7 @@ class GroupEntry:
             place_on_host: Which process of which group this is.
             given: What was prepared.
             digest: Of that; the same in all processes.
+            work: What this process does.
 
         Raises:
             PsError: As `Connection.prepare`, in all processes.
@@ -94,6 +97,7 @@ class GroupEntry:
         self._host = place_on_host
         self._given = given
         self._digest = digest
+        self._work = work
         self.pending = PendingData()
         self._buffers = Buffers(given.bound, given.buffers, given.specs.values())
         self._declared = DeclaredTensors(given.bound, given.buffers, given.followed)
@@ -175,7 +179,12 @@ class GroupEntry:
         status = lead.done.status
         life = self._life
         life.leader = HostLeader(
-            self._loop, self._config, self._given, life.memory, token=status.token
+            self._loop,
+            self._config,
+            self._given,
+            life.memory,
+            token=status.token,
+            work=self._work,
         )
         life.leader.open(status)
         logger.warning(
@@ -224,7 +233,12 @@ class GroupEntry:
         """Joins the job, as the first leader of the group."""
         life = self._life
         life.leader = HostLeader(
-            self._loop, self._config, self._given, life.memory, token=uuid.uuid4().hex
+            self._loop,
+            self._config,
+            self._given,
+            life.memory,
+            token=uuid.uuid4().hex,
+            work=self._work,
         )
         with self._failures_sent():
             life.leader.open()

@@ -135,7 +135,9 @@ class GroupPushes(MemberPushes):
                 return self._lose(None)
             return self._settle_lost(contents, seal.place)
         exchange.asks_first = is_repeat
-        return self._finish(exchange, self._store)
+        result = self._finish(exchange, self._store)
+        self._session.work.note_step(int(contents.trailer.weight))
+        return result
 
     def _is_other_start(self, worker: WorkerKey) -> bool:
         return self._session.worker != worker or self._lost is not None

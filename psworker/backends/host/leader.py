@@ -38,6 +38,7 @@ from psworker.tensors.value_store import CheckedChunk, ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.retries import told_to_users
 from psworker.transport.waiting_log import WaitingLog
+from psworker.work_log import WorkLog
 
 
 class HostStore(ValueStore):
@@ -112,7 +113,9 @@ class HostLeader:
         memory: HostMemory,
         *,
         token: str,
+        work: WorkLog,
     ) -> None:
+        self._work = work
         self._loop = loop
         self._config = config
         self._given = given
@@ -229,7 +232,10 @@ class HostLeader:
         if status is not None:
             config = replace(config, worker_id=status.worker.worker_id)
         session = await Session.open(
-            config, config.connect_timeout_s, process_id=self.token
+            config,
+            config.connect_timeout_s,
+            process_id=self.token,
+            work=self._work,
         )
         if status is not None and session.worker == status.worker:
             await session.wait_step(WaitingLog(), timeout_s=config.step_timeout_s)

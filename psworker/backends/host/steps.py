@@ -13,6 +13,7 @@ from typing import Final
 import torch
 
 from pswire import failpoints
+from pswire.activity import Activity
 from pswire.reasons import ErrorReason
 from pswire.schema import OptimizerSpec
 from psworker.backends.host.effects import Arrive, Push, Task
@@ -47,6 +48,7 @@ from psworker.optim.step_contents import OptimizerStep, StateLoad
 from psworker.steps.notices import Notices
 from psworker.transport.values import OptimizerSettings
 from psworker.transport.waiting_log import WaitingLog
+from psworker.work_log import WorkLog
 
 logger: Final = logging.getLogger("psworker")
 
@@ -96,8 +98,9 @@ class HostSteps(GroupEntry):
         given: Prepared,
         *,
         digest: str,
+        work: WorkLog,
     ) -> None:
-        super().__init__(loop, config, place_on_host, given, digest=digest)
+        super().__init__(loop, config, place_on_host, given, digest=digest, work=work)
         self._notices = Notices()
         self._spent = SpentGradients(len(self._tensors))
         self._sample_count = 1
@@ -314,6 +317,20 @@ class HostSteps(GroupEntry):
         driver = self._life.driver
         offered = part or StepPart(weight=0.0, presence=())
         driver.post(lambda core: core.offer(offered))
+        before = self._work.begin_step()
+        try:
+            return self._go_through(part, load, is_discarded=is_discarded)
+        finally:
+            self._work.enter(before)
+
+    def _go_through(
+        self, part: StepPart | None, load: StateLoad | None, *, is_discarded: bool
+    ) -> PushResult:
+        """Does what the group needs until the step that a part was offered for is over.
+
+        Others may have to offer theirs first, which counts as waiting for answers.
+        """
+        self._work.enter(Activity.WAITING)
         limit_s = self._config.step_timeout_s + _MARGIN_S
         deadline, log = time.monotonic() + limit_s, WaitingLog()
         while True:

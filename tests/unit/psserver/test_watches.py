@@ -12,6 +12,7 @@ import pytest
 from psserver.coordinator.core.fence import NUMBERS_PER_START
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.data_control import DataControl
+from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.rpc.shard_control import ShardControl
 from psserver.coordinator.rpc.worker_control import WorkerControl
 from psserver.coordinator.storage.job_store import JobStore
@@ -20,6 +21,7 @@ from psserver.edge.fence_report import FenceReport
 from psserver.edge.limits import DEFAULT_LIMITS
 from psserver.edge.monotonic import now_ms
 from pswire.leased_data import DataReport
+from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import WorkerState
 from pswire.membership_codec import identity_message
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
@@ -279,6 +281,7 @@ async def test_who_is_not_the_process_of_a_worker_neither_watches_nor_leaves_as_
         workers.report_silence(
             messages.ReportSilenceRequest(**forged, shards=silent), NO_CONTEXT
         ),
+        workers.report_work(messages.ReportWorkRequest(**forged), NO_CONTEXT),
     ]
     for call in calls:
         with pytest.raises(Refusal, match="another process than the caller") as caught:
@@ -286,6 +289,92 @@ async def test_who_is_not_the_process_of_a_worker_neither_watches_nor_leaves_as_
         assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
     assert entry.state is state
     assert entry.broken_ms is None
+
+
+METRICS = [messages.Metric(name=f"n{number}", value=1.0) for number in range(17)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"step_count": -1}, ErrorReason.MALFORMED_MESSAGE),
+        ({"compute_s": float("nan")}, ErrorReason.MALFORMED_MESSAGE),
+        ({"wait_s": float("inf")}, ErrorReason.MALFORMED_MESSAGE),
+        (
+            {"traffic": messages.Traffic(sent_bytes=-1)},
+            ErrorReason.MALFORMED_MESSAGE,
+        ),
+        ({"metrics": METRICS}, ErrorReason.LIMIT_EXCEEDED),
+        (
+            {"metrics": [messages.Metric(name="x" * 65)]},
+            ErrorReason.LIMIT_EXCEEDED,
+        ),
+        (
+            {"metrics": [messages.Metric(name="<script>")]},
+            ErrorReason.MALFORMED_MESSAGE,
+        ),
+        (
+            {"traffic": messages.Traffic(encodings=[messages.EncodedBytes()] * 17)},
+            ErrorReason.LIMIT_EXCEEDED,
+        ),
+    ],
+)
+async def test_a_report_of_work_that_makes_no_sense_changes_nothing(
+    host: CoordinatorHost, fields: dict[str, Any], reason: ErrorReason
+) -> None:
+    join(host)
+    entry = host.core.roster.present("a")
+    assert entry is not None
+    own: Any = {
+        "job_id": "job",
+        "worker": identity_message(entry.worker),
+        "process_id": "p",
+    }
+    workers = WorkerControl(host)
+    with pytest.raises(Refusal) as caught:
+        await workers.report_work(
+            messages.ReportWorkRequest(**own, **fields), NO_CONTEXT
+        )
+    assert caught.value.reason is reason
+    assert entry.work.newest is None
+    good = messages.ReportWorkRequest(
+        **own, step_count=3, activity=messages.Activity.ValueType(99)
+    )
+    await workers.report_work(good, NO_CONTEXT)
+    assert entry.work.newest is not None
+    assert entry.work.newest.step_count == 3
+
+
+async def test_events_come_as_they_happen_to_who_follows_them(
+    host: CoordinatorHost,
+) -> None:
+    public = PublicControl(host)
+
+    def watch(after: int, *, follow: bool) -> AsyncIterator[list[str]]:
+        async def kinds() -> AsyncIterator[list[str]]:
+            request = messages.WatchEventsRequest(
+                protocol_version=PROTOCOL_VERSION, after=after, follow=follow
+            )
+            async for response in public.watch_events(request, NO_CONTEXT):
+                yield [event.kind for event in response.events]
+
+        return kinds()
+
+    told = [kinds async for kinds in watch(0, follow=False)]
+    assert told == [["coordinator_started", "shard_registered"]]
+    follower = watch(1, follow=True)
+    assert await anext(follower) == ["shard_registered"]
+    next_ones = asyncio.ensure_future(anext(follower))
+    await asyncio.sleep(0)
+    shard = watch_shard(host)
+    await anext(shard)
+    join(host)
+    report(host)
+    assert await asyncio.wait_for(next_ones, 10) == ["job_started", "worker_joined"]
+    after = host.core.events.newest_number
+    assert [kinds async for kinds in watch(after, follow=False)] == []
+    (event, *_) = public.events(0).events
+    assert abs(event.at_unix_s - time.time()) < 600
 
 
 async def test_a_new_coordinator_disowns_the_snapshots_of_the_one_before(

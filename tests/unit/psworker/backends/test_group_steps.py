@@ -22,6 +22,7 @@ from psworker.optim.optimizer_state import States
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import OptimizerStep, StateLoad
 from psworker.transport.values import OptimizerSettings
+from psworker.work_log import WorkLog
 from tests.doubles.core_values import sgd
 
 SPEC = sgd(groups=((0, 1),))
@@ -97,6 +98,7 @@ def steps(channel: GroupChannel, model: nn.Module) -> GroupSteps:
         None,
         place=PLACE,
         look=lambda: PLACE,
+        work=WorkLog(),
     )
 
 

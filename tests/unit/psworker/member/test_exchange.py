@@ -20,6 +20,7 @@ from psworker.optim.step_contents import StepContents
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.ports import Receiver
 from psworker.transport.values import PushHeader, PushReply, PushTrailer
+from psworker.work_log import WorkLog
 
 CHUNK_COUNT = 100
 CHUNK_ELEMENTS = 16
@@ -107,7 +108,10 @@ def test_a_push_keeps_no_gradient_once_it_is_encoded(loop: EventLoop) -> None:
 
     loop.notify(goes_on)
     exchange.run(
-        loop, deliver, ValueStore([torch.zeros(4)], place(ModelSchema((entry,)), 1))
+        loop,
+        deliver,
+        ValueStore([torch.zeros(4)], place(ModelSchema((entry,)), 1)),
+        WorkLog(),
     )
 
 

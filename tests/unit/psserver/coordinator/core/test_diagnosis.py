@@ -1,6 +1,7 @@
 """What a job is doing, and why it is slow or waits, found from numbers."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -11,8 +12,9 @@ from psserver.coordinator.core.diagnosis import (
     diagnose,
     facts_of,
 )
-from psserver.coordinator.core.work import Activity, StepMeans
+from psserver.coordinator.core.work import StepMeans
 from psserver.edge.coordinator_settings import JobPhase
+from pswire.activity import Activity
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
 
@@ -124,6 +126,46 @@ def test_outside_bsp_nobody_is_said_to_wait_for_a_straggler() -> None:
     found = diagnose(replace(facts, mode="asp", is_clocked=False))
     assert (found.cause, found.who) == (Cause.STRAGGLER, ("b",))
     assert found.sentence.endswith("400 ms and go on without it in asp")
+
+
+@pytest.mark.parametrize("is_clocked", [True, False])
+def test_an_even_job_with_noise_raises_no_alarm(is_clocked: bool) -> None:
+    for seed in range(100):
+        random = Random(seed)
+        count = random.randrange(2, 9)
+        typical_ms = random.choice([2.0, 30.0, 400.0])
+        totals = [[0.0, 0.0, 0.0, 0.0] for _ in range(count)]
+        step_count = random.randrange(20, 60)
+        for _ in range(step_count):
+            own = [
+                (
+                    typical_ms * random.lognormvariate(0, 0.3),
+                    typical_ms / 20 * random.lognormvariate(0, 1),
+                    typical_ms / 4 * random.lognormvariate(0, 0.5),
+                )
+                for _ in range(count)
+            ]
+            last_ms = max(map(sum, own))
+            for total, parts in zip(totals, own, strict=True):
+                peer_ms = last_ms - sum(parts) if is_clocked else 0.0
+                for position, part in enumerate((*parts, peer_ms)):
+                    total[position] += part / step_count
+        workers = (
+            WorkerFacts(
+                name=f"w{number}",
+                steps=StepMeans(
+                    steps_per_s=1.0,
+                    compute_ms=compute_ms,
+                    load_ms=load_ms,
+                    wait_ms=link_ms + peer_ms,
+                    bytes_per_step=1e7,
+                ),
+                peer_wait_ms=peer_ms,
+            )
+            for number, (compute_ms, load_ms, link_ms, peer_ms) in enumerate(totals)
+        )
+        facts = replace(_running(*workers), is_clocked=is_clocked)
+        assert diagnose(facts).cause is Cause.TRAINING, seed
 
 
 def test_several_that_are_slow_are_all_named() -> None:

@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from psserver.shard.core.push import PushId
-from psserver.shard.host.hosted_members import HostedMembers, StagedState
+from psserver.shard.host.hosted_members import (
+    HostedMembers,
+    PeerWait,
+    StagedState,
+)
 from psserver.shard.host.push_session import ProvisionalChunks, PushSession
 from pswire.membership import Mode
 from pswire.reasons import Refusal
@@ -80,3 +84,26 @@ def test_with_clocks_no_copies_of_values_are_kept() -> None:
 
     assert members.sent_to(A) is sent
     assert sent.copies is None
+
+
+def test_a_push_waits_until_the_last_one_of_its_clock_is_there() -> None:
+    first, last = PeerWait(), PeerWait()
+    first.note_complete(10.0)
+    first.note_complete(11.0)  # said again, as by another call
+    assert first.total_s(12.0) == 2.0
+    last.note_complete(13.0)
+    for each in (first, last):
+        each.note_done(13.5, last_complete_s=13.0)
+        each.note_answered(13.6)
+    assert (first.total_s(20.0), last.total_s(20.0)) == (3.0, 0.0)
+
+
+def test_an_answer_that_is_held_back_for_the_bound_is_a_wait_too() -> None:
+    wait = PeerWait()
+    wait.note_complete(10.0)
+    wait.note_done(10.5, last_complete_s=None)
+    assert wait.total_s(12.5) == 2.0
+    wait.note_answered(13.5)
+    assert wait.total_s(20.0) == 3.0
+    wait.note_answered(21.0)
+    assert wait.total_s(30.0) == 3.0

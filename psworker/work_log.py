@@ -1,0 +1,185 @@
+"""What the thread of a script does and for how long, and what the script logs.
+
+Written by that thread without a lock, and read by others: what they see may be a moment
+old. Counters only grow, but for a new start of the worker.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from threading import get_ident
+from typing import Final, TypeVar, cast
+
+import torch
+
+from pswire.activity import Activity
+from pswire.limits import METRIC_COUNT_MAX
+from pswire.names import metric_name_problem
+from psworker.errors import ConfigurationError
+from psworker.transport.values import WorkDone
+
+T = TypeVar("T")
+
+LogValue = float | torch.Tensor
+"""What a script logs: a number, or a tensor of one element."""
+
+
+class _Logged:
+    """The sum of what was logged under a name since it was read last."""
+
+    __slots__ = ("count", "step", "total")
+
+    def __init__(self) -> None:
+        self.total: LogValue = 0.0
+        self.count = 0
+        self.step = 0
+
+
+class WorkLog:
+    """What one script does.
+
+    Attributes:
+        step_count: Steps of its optimizers.
+        sample_count: Samples behind these, as far as they are counted.
+        activity: What its thread does.
+    """
+
+    def __init__(self) -> None:
+        self.step_count = 0
+        self.sample_count = 0
+        self.activity = Activity.UNKNOWN
+        self._since_s = 0.0
+        self._seconds = [0.0] * len(Activity)
+        self._thread_id = 0
+        self._logged: dict[str, _Logged] = {}
+        self._metrics: dict[str, tuple[float, int]] = {}
+
+    # The script's thread
+
+    def start(self) -> None:
+        """The script trains from now on, in this thread."""
+        self._thread_id = get_ident()
+        self._since_s = time.perf_counter()
+        self.activity = Activity.COMPUTING
+
+    def begin_step(self) -> Activity:
+        """A step begins, in whichever thread; what the script did before."""
+        self._thread_id = get_ident()
+        return self.enter(Activity.SENDING)
+
+    def enter(self, activity: Activity) -> Activity:
+        """The script does this from now on; returns what it did before.
+
+        Nothing changes by another thread than that of its steps, such as one that draws
+        batches ahead.
+        """
+        before = self.activity
+        if get_ident() == self._thread_id:
+            now_s = time.perf_counter()
+            took_s, self._since_s = now_s - self._since_s, now_s
+            self._seconds[before] += took_s
+            self.activity = activity
+        return before
+
+    def note_step(self, sample_count: int) -> None:
+        """A step has pushed a gradient, of samples as far as they are counted."""
+        self.step_count += 1
+        self.sample_count += sample_count
+
+    def loading(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same batches; the time until each is there counts as waiting for it."""
+        iterator = iter(batches)
+        end = object()
+        while True:
+            before = self.enter(Activity.LOADING)
+            try:
+                batch = next(iterator, end)
+            finally:
+                self.enter(before)
+            if batch is end:
+                return
+            yield cast("T", batch)
+
+    def log(self, values: Mapping[str, object]) -> None:
+        """Notes values that the script logs; reads no tensor.
+
+        Raises:
+            ConfigurationError: A name or a value can't be logged; nothing is.
+        """
+        found = {name: _checked(name, value) for name, value in values.items()}
+        known = {*self._metrics, *self._logged, *found}
+        if len(known) > METRIC_COUNT_MAX:
+            raise ConfigurationError(
+                f"ps.log() takes {METRIC_COUNT_MAX} names in all, and these are "
+                f"{len(known)}: {', '.join(sorted(known))}; log fewer"
+            )
+        for name, value in found.items():
+            logged = self._logged.get(name)
+            if logged is None:
+                logged = self._logged[name] = _Logged()
+            logged.total = logged.total + value
+            logged.count += 1
+            logged.step = self.step_count
+
+    # Others
+
+    def restart(self) -> None:
+        """Counts from 0 for a new start of the worker, while its script waits."""
+        self.step_count = self.sample_count = 0
+        self._seconds = [0.0] * len(Activity)
+
+    def read(self) -> WorkDone:
+        """What the script has done so far, and has logged.
+
+        Tensors that were logged are read here, which waits for their device.
+        """
+        logged, self._logged = self._logged, {}
+        for name, each in logged.items():
+            self._metrics[name] = (_mean(each), each.step)
+        activity, since_s = self.activity, self._since_s
+        seconds = list(self._seconds)
+        # What is under way counts too, or a long wait would be seen at its end only.
+        activity_s = max(0.0, time.perf_counter() - since_s) if activity else 0.0
+        seconds[activity] += activity_s
+        return WorkDone(
+            step_count=self.step_count,
+            sample_count=self.sample_count,
+            seconds=tuple(seconds),
+            activity=activity,
+            activity_s=activity_s,
+            metrics=dict(self._metrics),
+        )
+
+
+NOT_A_NUMBER: Final = "it is logged as a number, or as a tensor of one element"
+
+
+def _checked(name: str, value: object) -> LogValue:
+    """What is added up of a value.
+
+    Raises:
+        ConfigurationError: It can't be logged.
+    """
+    if problem := metric_name_problem(name):
+        raise ConfigurationError(
+            f"ps.log() takes no value under the name {name[:64]!r}: it {problem}"
+        )
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_complex():
+            raise ConfigurationError(
+                f"ps.log({name}=...) got a tensor of shape {tuple(value.shape)} and "
+                f"type {value.dtype}: {NOT_A_NUMBER}, so log its mean"
+            )
+        # On its device and in order with what that does: nobody waits for it here.
+        return value.detach().reshape(()).float()
+    try:
+        return float(cast("float", value))
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"ps.log({name}=...) got a {type(value).__qualname__}: {NOT_A_NUMBER}"
+        ) from None
+
+
+def _mean(logged: _Logged) -> float:
+    total = float(logged.total)
+    return total / logged.count if logged.count else math.nan
