@@ -202,6 +202,14 @@ integrations: .venv/integrations ## test Lightning, Transformers, TensorBoard, n
 		tests/integration/test_notebooks.py \
 		tests/unit/psworker/snapshots/test_huggingface.py $(ARGS)
 
+.PHONY: ray
+ray: .venv/ray ## test the launcher of Ray on a Ray of this machine
+	$(BIN)/pytest tests/clusters/test_ray.py -q $(ARGS)
+
+.PHONY: slurm
+slurm: .venv/installed ## run the script of deploy/slurm on a Slurm of this machine (as root)
+	$(BIN)/pytest tests/clusters/test_slurm.py -q $(ARGS)
+
 .PHONY: clean
 clean: ## remove what these commands made
 	rm -rf .venv .venv-protogen .venv-buf .venv-oldest .venv-newest .venv-audit \
@@ -244,6 +252,13 @@ clean: ## remove what these commands made
 	@$(BIN)/pip install $(PIP_FLAGS) --no-build-isolation --constraint constraints.txt \
 		--constraint constraints-integrations.txt \
 		ipython --editable '.[lightning,transformers,tensorboard]'
+	@touch $@
+
+# Some 240 MB, too.
+.venv/ray: .venv/installed constraints-integrations.txt
+	@echo '  installing Ray' >&2
+	@$(BIN)/pip install $(PIP_FLAGS) --no-build-isolation --constraint constraints.txt \
+		--constraint constraints-integrations.txt --editable '.[ray]'
 	@touch $@
 
 .venv/fuzz: .venv/installed

