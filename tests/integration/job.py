@@ -412,13 +412,15 @@ class Job:
             advertise = self._advertise[index](listen.address)
         daemon = Daemon()
         self._shards.append(daemon)
+        admin: ListenConfig | None = self._settings.get("admin")
         await daemon.start(
             shard_daemon.run_shard(
                 ShardConfig(
                     listen=listen,
                     coordinator=coordinator,
                     advertise=advertise,
-                    admin=self._settings.get("admin"),
+                    # As `psserver local` has it: a free port for each.
+                    admin=admin and admin.admin(Address(admin.address.host, 0)),
                     state_dir=self._folder / f"shard-{index}",
                     thread_count=2,
                     # What goes through a proxy is for it to break.

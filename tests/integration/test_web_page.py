@@ -1,16 +1,30 @@
 """The page of a job, in a real Chromium."""
 
+import json
 import re
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from torch import nn
 
+from psserver.config import ListenConfig
+from pswire.membership import Mode, WorkerState
+from pswire.security.roles import Role
+from tests.doubles.free_addresses import free_address
+from tests.doubles.job_tokens import JobTokens
 from tests.doubles.made_documents import MadeJob
 from tests.doubles.served_page import ServedPage, chromium
+from tests.integration.job import Crew, Job, connect
 
 # Of the first one: Chromium may have to be installed.
 pytestmark = pytest.mark.timeout(300)
@@ -24,6 +38,34 @@ HOSTILE: Final = (
 REVERSED: Final = "\u202eevil\u202c"
 
 OpenPage = Callable[..., Page]
+
+
+@dataclass
+class Guarded:
+    """A job that asks for tokens, and its page."""
+
+    job: Job
+    tokens: JobTokens
+    url: str
+
+    def token(self, role: Role) -> str:
+        return self.tokens.path(role.value).read_text()
+
+    def mode_is(self, mode: Mode, bound: int) -> bool:
+        return self.job.ask(lambda: self.job.coordinator.core.mode_is(mode, bound))
+
+    def post(self, action: str, token: str, body: bytes) -> tuple[int, str]:
+        """Status and text of the answer."""
+        headers = {"Authorization": f"Bearer {token}"}
+        request = urllib.request.Request(
+            f"{self.url}actions/{action}", body, headers, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=LIMIT_MS / 1000) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, str(json.loads(error.read())["error"])
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +108,161 @@ def is_live(page: Page) -> None:
 
 def tiles_of(page: Page) -> Locator:
     return page.get_by_role("listbox", name="Workers").get_by_role("option")
+
+
+# The whole of it
+
+
+def train(job: Job, worker_id: str, enough: threading.Event) -> None:
+    with connect(job, worker_id) as ps:
+        model: nn.Module = nn.Linear(8, 4)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        model, optimizer = ps.prepare(model, optimizer)
+        while not enough.is_set() or ps.clock % 50:
+            loss = model(torch.ones(2, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@contextmanager
+def training(job: Job, *worker_ids: str) -> Iterator[None]:
+    """Has workers train meanwhile."""
+    enough = threading.Event()
+    with Crew(dict.fromkeys(worker_ids, lambda each: train(job, each, enough))) as crew:
+        try:
+            yield
+        finally:
+            enough.set()
+        crew.results()
+
+
+def test_it_shows_a_job_and_goes_on_after_a_restart_of_its_coordinator(
+    tmp_path: Path, open_page: OpenPage
+) -> None:
+    address = free_address()
+    admin = ListenConfig(address=address).admin(address)
+    with Job(tmp_path, workers_min=2, admin=admin) as job, training(job, "w0", "w1"):
+        page = open_page(f"http://{address}/")
+        is_live(page)
+        job_id = job.ask(lambda: job.coordinator.core.settings.job_id)
+        expect(page.locator("#job-id")).to_have_text(job_id)
+        expect(page.locator("#cause")).to_have_text("Training")
+        workers = page.locator("#worker-table tbody tr")
+        expect(workers).to_have_count(2)
+        expect(workers.nth(0)).to_contain_text("member")
+        expect(page.locator("#shard-table tbody tr")).to_have_count(2)
+        events = page.locator("#event-table")
+        expect(events).to_contain_text("worker joined")
+        line = page.locator("#rate-chart .line")
+        page.get_by_label("Throughput").select_option("steps/s")
+        expect(line).to_have_attribute("d", re.compile("L"))
+
+        job.stop_coordinator()
+        away = page.locator("#away")
+        expect(away).to_contain_text("has not answered since")
+        expect(workers).to_have_count(2)
+        job.start_coordinator()
+        job.wait_workers(2, WorkerState.MEMBER)
+        is_live(page)
+        expect(away).to_be_hidden()
+        expect(events.get_by_text("coordinator started")).to_have_count(2)
+        expect(page.locator("#cause")).to_have_text("Training")
+
+        # Nobody is known for an admin in a job without tokens.
+        page.get_by_label("Token", exact=True).fill("any")
+        page.get_by_role("button", name="Use this token").click()
+        expect(page.locator("#outcome")).to_contain_text("the job has no tokens")
+        expect(page.locator("#actions")).to_be_hidden()
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
+    """A job of one worker that asks whoever calls for a token."""
+    tokens = JobTokens(tmp_path)
+    monkeypatch.setenv("PS_TOKEN_FILE", str(tokens.path(Role.WORKER.value)))
+    address = free_address()
+    admin = ListenConfig(address=address, tokens=tokens.store).admin(address)
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    with (
+        Job(
+            tmp_path,
+            shard_count=1,
+            sockets=True,
+            tokens=tokens,
+            admin=admin,
+            mode=Mode.ASP,
+            checkpoint_url=str(folder),
+        ) as job,
+        training(job, "w0"),
+    ):
+        job.wait_workers(1, WorkerState.MEMBER)
+        yield Guarded(job, tokens, f"http://{address}/")
+
+
+def test_only_a_token_of_role_admin_changes_anything(
+    guarded: Guarded, open_page: OpenPage
+) -> None:
+    page = open_page(guarded.url)
+    outcome = page.locator("#outcome")
+
+    def use(token: str) -> None:
+        page.get_by_label("Token", exact=True).fill(token)
+        page.get_by_role("button", name="Use this token").click()
+
+    expect(page.locator("#link")).to_have_text("needs a token")
+    expect(page.locator("#workers")).to_be_hidden()
+    use("x" * 43)
+    expect(outcome).to_contain_text("missing or invalid token")
+    expect(page.locator("#link")).to_have_text("needs a token")
+
+    use(guarded.token(Role.READER))
+    is_live(page)
+    expect(outcome).to_contain_text("role reader")
+    expect(page.locator("#actions")).to_be_hidden()
+
+    use(guarded.token(Role.ADMIN))
+    page.get_by_role("button", name="Save a checkpoint").click()
+    expect(outcome).to_contain_text("is complete: clock")
+    expect(page.locator("#checkpoint")).to_contain_text("ago")
+    change = page.get_by_role("button", name="Change the mode")
+    page.get_by_label("Change it to").select_option("ssp")
+    page.get_by_label("Staleness").fill("7")
+    change.click()
+    page.get_by_role("button", name="Leave it").click()
+    assert guarded.mode_is(Mode.ASP, 0)
+    change.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("from asp to ssp, at most 7 clocks apart")
+    dialog.get_by_role("button", name="Change the mode").click()
+    expect(outcome).to_contain_text("The mode is ssp")
+    assert guarded.mode_is(Mode.SSP, 7)
+
+    # It is in memory alone.
+    page.reload()
+    expect(page.locator("#link")).to_have_text("needs a token")
+
+
+def test_what_is_no_mode_changes_nothing(guarded: Guarded) -> None:
+    admin = guarded.token(Role.ADMIN)
+    for body, problem in (
+        (b"", "no mode"),
+        (b"\xff", "no mode"),
+        (b"[" * 60_000, "no mode"),
+        (b'["ssp"]', "no mode"),
+        (b'{"mode": "fast"}', "no mode"),
+        (b'{"mode": ["ssp"]}', "no mode"),
+        (b'{"mode": "ssp", "staleness_bound": true}', "no mode"),
+        (b'{"mode": "ssp", "staleness_bound": 2.5}', "no mode"),
+        (b'{"mode": "ssp", "staleness_bound": -1}', "not in 0 to"),
+        (b'{"mode": "bsp", "staleness_bound": 3}', "not in 0 to 0"),
+    ):
+        status, text = guarded.post("mode", admin, body)
+        assert status == 400
+        assert problem in text
+    assert guarded.post("mode", guarded.token(Role.READER), b"{}")[0] == 403
+    assert guarded.mode_is(Mode.ASP, 0)
 
 
 # What it shows

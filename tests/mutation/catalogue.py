@@ -3926,4 +3926,93 @@ BUGS = (
         ),
         tests=("tests/unit/test_docs.py::test_the_page_of_errors_is_that_of_the_code",),
     ),
+    PlantedBug(
+        "a screen reader hears of each number",
+        (
+            Edit(
+                "psserver/coordinator/page/page.js",
+                "  if (subject === spoken) return;\n",
+                "  if (text === spoken) return;\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_web_page.py::test_a_screen_reader_hears_of_another_sentence_and_not_of_each_number",
+        ),
+    ),
+    PlantedBug(
+        "a name turns others around on the page",
+        (
+            Edit(
+                "psserver/coordinator/page/coordinator.js",
+                "return visible(value);",
+                "return value;",
+            ),
+        ),
+        tests=("tests/integration/test_web_page.py::test_names_of_clients_are_text",),
+    ),
+    PlantedBug(
+        "a browser makes markup of any text",
+        (
+            Edit(
+                "psserver/coordinator/rpc/web_page.py",
+                "        \"require-trusted-types-for 'script'\",\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_web_page.py::test_no_text_becomes_markup_whatever_the_page_does",
+        ),
+    ),
+    PlantedBug(
+        "the page asks for all events again",
+        (
+            Edit(
+                "psserver/coordinator/page/coordinator.js",
+                "after=${this.lastNumber}",
+                "after=0",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_web_page.py::test_it_shows_a_job_and_goes_on_after_a_restart_of_its_coordinator",
+        ),
+    ),
+    PlantedBug(
+        "anybody changes a job without tokens on its page",
+        (
+            Edit(
+                "psserver/coordinator/rpc/web_page.py",
+                "    if not has_tokens:\n",
+                "    if has_tokens:\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_web_page.py::test_only_a_token_of_role_admin_changes_anything",
+        ),
+    ),
+    PlantedBug(
+        "true is a staleness bound",
+        (
+            Edit(
+                "psserver/coordinator/rpc/web_page.py",
+                "elif type(bound) is not int:",
+                "elif not isinstance(bound, int):",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_web_page.py::test_what_is_no_mode_changes_nothing",
+        ),
+    ),
+    PlantedBug(
+        "what workers hold counts as not dealt",
+        (
+            Edit(
+                "psserver/coordinator/core/data/epoch_ledger.py",
+                "for has in (self.queues, self.held)\n                for pieces",
+                "for has in (self.queues,)\n                for pieces",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/data/test_epoch_report.py::test_what_becomes_of_samples_is_told_by_kind",
+        ),
+    ),
 )
