@@ -11,8 +11,12 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from pswire.addresses import Address, parse_address
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.membership import ClockChoice, WorkerKey
+from pswire.security.certificates import certificates_of
+from pswire.security.credentials import Credentials
+from pswire.security.handshake import handshake_problem, is_cause
 from psworker.member.membership import Membership
 from psworker.transport.call_error import CallError
 from psworker.transport.ports import Receiver, ShardPort, Traffic
@@ -22,6 +26,11 @@ from psworker.transport.shard_segments import SharedValues
 from psworker.transport.values import Waiting
 
 _NO_ANSWER = "gives no answer"
+
+_CLOSED = ("Socket closed", "Connection reset")
+
+_HANDSHAKE_TIMEOUT_S = 2.0
+"""For each answer of a shard whose handshake is looked at."""
 
 ReportSilence = Callable[[Mapping[int, int]], Coroutine[Any, Any, None]]
 """Reports to the coordinator for how many ms shards have been silent. May fail: the
@@ -118,6 +127,8 @@ class ShardReach:
         self._report_to_coordinator = report
         self._lease_s = lease_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self._problems: dict[int, str] = {}
+        self._looking: set[int] = set()
         self._watching: asyncio.Task[None] | None = None
 
     def begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -185,8 +196,16 @@ class ShardReach:
         silent = [index for index in range(len(shards)) if index not in there]
         if silent:
             await self.report(dict.fromkeys(silent, now() - began))
-        names = (f"shard {i} at {shards[i].address or 'no address'}" for i in silent)
+        names = (
+            f"shard {i} at {shards[i].address or 'no address'}{self.problem_of(i)}"
+            for i in silent
+        )
         return f"an answer from {' and '.join(names)}" if silent else ""
+
+    def problem_of(self, shard_index: int) -> str:
+        """Why a shard gave no answer, in parentheses; empty if that is not known."""
+        problem = self._problems.get(shard_index)
+        return f" ({problem})" if problem else ""
 
     async def _watch(self) -> None:
         began = asked = now()
@@ -207,8 +226,33 @@ class ShardReach:
             client = await self._clients.of(shard_index)
             await client.get_session(self._worker, timeout_s=self.pause_s)
         except CallError as error:
-            return error.refusal is not None
+            if error.refusal is None:
+                self.look_behind(shard_index, error)
+                return False
+        self._problems.pop(shard_index, None)
         return True
+
+    def look_behind(self, shard_index: int, error: CallError) -> None:
+        """Finds out, beside all else, whether TLS is why a call to a shard failed."""
+        if is_cause(error.text):
+            self._problems[shard_index] = error.text
+        # All that gRPC says of a server that has refused this process's certificate.
+        is_closed = any(each in error.text for each in _CLOSED)
+        if is_closed and shard_index not in self._looking:
+            self._looking.add(shard_index)
+            address = parse_address(self._membership.shards[shard_index].address)
+            self.begin(self._look_behind(shard_index, address))
+
+    async def _look_behind(self, shard_index: int, address: Address) -> None:
+        try:
+            own = certificates_of(Credentials.from_environment())
+            problem = await asyncio.to_thread(
+                handshake_problem, address, own, _HANDSHAKE_TIMEOUT_S
+            )
+            if problem:
+                self._problems[shard_index] = problem
+        finally:
+            self._looking.discard(shard_index)
 
 
 class ShardSilence:
@@ -282,6 +326,7 @@ class ShardSilence:
         elif error.code != "DEADLINE_EXCEEDED":
             # The end of a wait says nothing about whom it was for.
             self._trouble[shard_index] = _NO_ANSWER
+            self._reach.look_behind(shard_index, error)
 
     def receiver(self, shard_index: int, receiver: Receiver) -> Receiver:
         """A receiver of what one shard says, which is heard here too."""
@@ -313,6 +358,7 @@ class ShardSilence:
         silent = [
             f"shard {index} at {self._membership.shards[index].address or 'no address'}"
             f", which {self._trouble.get(index, _NO_ANSWER)}"
+            f"{self._reach.problem_of(index)}"
             for index, heard_s in self._heard.items()
             # A shard that works says so every interval: one that is late has not ended.
             if index in self._trouble or now() - heard_s >= 1.5 * interval_s

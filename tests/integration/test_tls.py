@@ -32,10 +32,15 @@ from pswire.channels import (
     channel_credentials,
 )
 from pswire.exit_codes import ExitCode
+from pswire.membership import WorkerKey
 from pswire.security import certificates as certificates_module
 from pswire.security.certificates import certificates_of, read_pem
 from pswire.security.credentials import Credentials, TlsFiles
 from pswire.security.handshake import cause_of, handshake_problem
+from psworker.member.membership import Membership
+from psworker.member.shard_reach import ShardClients, ShardReach, report_nothing
+from psworker.transport.ports import Traffic
+from psworker.transport.values import ShardAddress, WorkerView
 from tests.doubles.children import Nursery
 from tests.doubles.made_certificates import SERVER, MadeCertificates
 from tests.integration.job import Job
@@ -225,6 +230,30 @@ async def test_a_shard_logs_why_its_coordinator_refuses_it(
         await asyncio.wait([waiting])
         await channel.close()
     assert words in text
+
+
+@pytest.mark.parametrize(
+    ("client", "words"),
+    [
+        ("other/worker-w0", "is not of the authority in --tls-ca"),
+        ("swapped/worker-w0", "does not take the certificate in"),
+    ],
+)
+async def test_a_worker_says_why_a_shard_refuses_it(
+    made: Made, monkeypatch: pytest.MonkeyPatch, client: str, words: str
+) -> None:
+    use(monkeypatch, credentials_of(made, client))
+    worker = WorkerKey("w0", 1)
+    membership = Membership(worker)
+    async with serving(made.job.credentials(SERVER)) as address:
+        membership.take(WorkerView(None, (ShardAddress(0, str(address), 1),)))
+        clients = ShardClients("job", worker, membership, Traffic())
+        reach = ShardReach(clients, worker, membership, report_nothing, lease_s=10.0)
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            while words not in (waits_for := await reach.unreached(0.0)):
+                assert str(address) in waits_for
+        await reach.close()
+        await clients.close()
 
 
 @pytest.mark.parametrize(

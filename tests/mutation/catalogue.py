@@ -3198,6 +3198,17 @@ BUGS = (
         tests=("tests/unit/pswire/security/test_tokens.py",),
     ),
     PlantedBug(
+        "an authority that others can change is trusted",
+        (
+            Edit(
+                "protos/pswire/security/credentials.py",
+                "        if mode & 0o022:\n",
+                "        if mode & 0o002 and not is_secret and path.is_dir():\n",
+            ),
+        ),
+        tests=("tests/unit/pswire/security/test_credentials.py",),
+    ),
+    PlantedBug(
         "a process of a host enters a group of another job",
         (
             Edit(

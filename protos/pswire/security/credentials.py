@@ -194,9 +194,9 @@ def version_of(path: Path) -> FileVersion:
 def read_credential(path: Path, what: str, *, is_secret: bool) -> bytes:
     """Reads a file of credentials whole.
 
-    A secret that others could read is refused. The rule is PostgreSQL's for its key
-    (be-secure-common.c): a file of root may be read by a group, as Kubernetes mounts
-    secrets for a pod with an fsGroup.
+    A file that others could change is refused, and a secret that they could read. The
+    rule is PostgreSQL's for its key (be-secure-common.c): a file of root may be read by
+    a group, as Kubernetes mounts secrets for a pod with an fsGroup.
 
     Args:
         path: A regular file, or a link to one.
@@ -204,7 +204,7 @@ def read_credential(path: Path, what: str, *, is_secret: bool) -> bytes:
         is_secret: Whether nobody else may read it.
 
     Raises:
-        CredentialsError: It is none, or others could have read it.
+        CredentialsError: It is none, or others could have read or changed it.
     """
     try:
         # Without O_NONBLOCK, opening a pipe would wait for whoever writes to it.
@@ -220,8 +220,7 @@ def read_credential(path: Path, what: str, *, is_secret: bool) -> bytes:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise CredentialsError(f"{what} {path} is no file: name a regular file")
-        if is_secret:
-            _refuse_readable(about, path, what)
+        _refuse_open(about, path, what, is_secret=is_secret)
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(FILE_BYTES_MAX + 1)
     finally:
@@ -234,17 +233,29 @@ def read_credential(path: Path, what: str, *, is_secret: bool) -> bytes:
     return content
 
 
-def _refuse_readable(about: os.stat_result, path: Path, what: str) -> None:
-    if about.st_uid not in (0, os.geteuid()):  # which only root gets to read
+_LOOKED: Final = "and make sure that it is the right one"
+
+
+def _refuse_open(
+    about: os.stat_result, path: Path, what: str, *, is_secret: bool
+) -> None:
+    may = "read and change" if is_secret else "change"
+    if about.st_uid not in (0, os.geteuid()):  # only root gets to read a secret of one
+        then = "and if that user may have read it, replace it" if is_secret else ""
         raise CredentialsError(
-            f"{what} {path} belongs to user {about.st_uid}, who can read and change "
-            f"it: run `chown {os.geteuid()} {path}`, and if that user may have read "
-            "it, replace it"
+            f"{what} {path} belongs to user {about.st_uid}, who can {may} it: run "
+            f"`chown {os.geteuid()} {path}`, {then or _LOOKED}"
         )
-    of_root = about.st_uid == 0 and os.geteuid() != 0
-    forbidden = 0o037 if of_root else 0o077
     mode = stat.S_IMODE(about.st_mode)
-    if mode & forbidden:
+    if not is_secret:
+        if mode & 0o022:
+            raise CredentialsError(
+                f"{what} {path} can be changed by other users (mode {mode:04o}), who "
+                f"could have others trusted by it: run `chmod go-w {path}`, {_LOOKED}"
+            )
+        return
+    of_root = about.st_uid == 0 and os.geteuid() != 0
+    if mode & (0o037 if of_root else 0o077):
         raise CredentialsError(
             f"{what} {path} can be read or changed by other users (mode {mode:04o}): "
             f"whoever has it can act as this process; run `chmod 600 {path}`, and if "

@@ -69,6 +69,11 @@ def cause_of(text: str) -> str:
     return next(found, "")
 
 
+def is_cause(text: str) -> bool:
+    """Whether a text is what `cause_of` has said."""
+    return text in _CAUSES.values()
+
+
 def handshake_problem(
     target: Address, certificates: Certificates | None, timeout_s: float
 ) -> str:

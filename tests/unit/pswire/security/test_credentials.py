@@ -107,6 +107,29 @@ def test_a_certificate_may_be_read_by_all(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_an_authority_that_others_can_change_is_refused(
+    tmp_path: Path, mode: int
+) -> None:
+    with pytest.raises(CredentialsError, match=f"mode {mode:04o}.*run `chmod go-w "):
+        read_credential(_file(tmp_path, mode), "--tls-ca", is_secret=False)
+
+
+def test_an_authority_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, mine = _file(tmp_path, 0o644), os.geteuid()
+    whole = os.fstat
+
+    def owned(descriptor: int) -> os.stat_result:
+        found = whole(descriptor)
+        return os.stat_result((*found[:4], mine + 1, *found[5:10]))
+
+    monkeypatch.setattr(os, "fstat", owned)
+    with pytest.raises(CredentialsError, match=r"who can change it: run `chown "):
+        read_credential(path, "--tls-ca", is_secret=False)
+
+
 def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(bytes(FILE_BYTES_MAX + 1))
