@@ -23,14 +23,19 @@ from tests.integration.readme_session import ReadmeSession
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
+SESSIONS = {"getting-started.md": 3, "data.md": 4, "formats.md": 5, "install.md": 1}
+"""Pages that a reader follows in a shell, with the least number of their blocks."""
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "block_count"),
     [
-        ("getting-started.md", 3),
-        ("data.md", 4),
         # What its scripts do, `test_other_formats.py` tries in one process.
-        pytest.param("formats.md", 5, marks=pytest.mark.repeat),
+        pytest.param(*page, marks=pytest.mark.repeat)
+        if page[0] == "formats.md"
+        else page
+        for page in SESSIONS.items()
     ],
 )
 def test_the_page_does_what_it_says(
@@ -55,19 +60,20 @@ IN_A_SCRIPT = [
     "optimizers.md",
     "overlap.md",
     "privacy.md",
+    "psctl.md",
     "sparse.md",
 ]
 """Pages whose blocks are parts of a script, such as one call of `prepare`."""
 
 
-def test_every_python_block_is_of_a_page_that_runs() -> None:
-    sessions = {"getting-started.md", "data.md", "formats.md"}
-    pages = {
-        page.name
+def test_every_block_that_could_run_is_of_a_page_that_runs() -> None:
+    blocks = {
+        (page.name, kind)
         for page in (CHECKOUT / "docs").rglob("*.md")
-        if "\n```python\n" in page.read_text()
+        for kind in re.findall(r"^ *```(python|console)$", page.read_text(), re.M)
     }
-    assert pages == sessions | set(IN_A_SCRIPT)
+    assert {name for name, _ in blocks} == SESSIONS.keys() | set(IN_A_SCRIPT)
+    assert {name for name, kind in blocks if kind == "console"} == SESSIONS.keys()
 
 
 def made_before() -> dict[str, object]:
@@ -87,6 +93,7 @@ def made_before() -> dict[str, object]:
         "loader": DataLoader(train_set, batch_size=32),
         "criterion": nn.CrossEntropyLoss(),
         "EPOCHS": 2,
+        "loss": torch.tensor(0.5),
     }
 
 
