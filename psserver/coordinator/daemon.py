@@ -1,6 +1,8 @@
 """The coordinator daemon."""
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import grpc_health.v1.health
@@ -22,7 +24,7 @@ from psserver.coordinator.rpc.web_page import (
 from psserver.coordinator.rpc.worker_control import WorkerControl
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.access import Access, watch_tokens
-from psserver.edge.admin import admin_port
+from psserver.edge.admin import AdminPort, admin_port
 from psserver.edge.descriptors import descriptors, fitted
 from psserver.edge.ending import JobFailedError
 from psserver.edge.lifecycle import (
@@ -40,6 +42,7 @@ from psserver.edge.probe import probe_handler
 from psserver.edge.room import watch_room
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_checkpoints, held_folder
+from pswire.addresses import Address
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.keepalive import coordinator_keepalive
 from pswire.logs import know
@@ -108,27 +111,8 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
             await health.set(service, health_messages.HealthCheckResponse.SERVING)
         know(job=host.core.settings.job_id, clock=host.slowest_clock)
         _tell(config, host)
-        public = PublicControl(host)
-        process = Process("coordinator", calls, access)
         try:
-            async with admin_port(
-                config.admin,
-                access,
-                config.limits,
-                unready_reason=lambda: host.unready_reason,
-                routes=[
-                    *document_routes(public, address),
-                    metrics_route(
-                        Rows(PROCESS, lambda: process), Rows(JOB, public.readings)
-                    ),
-                    *action_routes(host, has_tokens=config.listen.tokens is not None),
-                ],
-                open_routes=page_routes(),
-            ) as admin:
-                process.admin = admin
-                if admin is not None:
-                    host.admin_url = admin.url
-                    log.info("the page of this job is at %s", admin.url)
+            async with _admin_port(config, host, calls, access, address) as admin:
                 announce("coordinator", address)
                 await stay(
                     host.run_clock(),
@@ -146,6 +130,36 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
             await health.enter_graceful_shutdown()
             await stop(server)
             host.history.close()
+
+
+@asynccontextmanager
+async def _admin_port(
+    config: CoordinatorConfig,
+    host: CoordinatorHost,
+    calls: OpenCalls,
+    access: Access | None,
+    address: Address,
+) -> AsyncIterator[AdminPort | None]:
+    """Serves documents, metrics and the page of a job meanwhile, if it shall."""
+    public = PublicControl(host)
+    process = Process("coordinator", calls, access)
+    async with admin_port(
+        config.admin,
+        access,
+        config.limits,
+        unready_reason=lambda: host.unready_reason,
+        routes=[
+            *document_routes(public, address),
+            metrics_route(Rows(PROCESS, lambda: process), Rows(JOB, public.readings)),
+            *action_routes(host, has_tokens=config.listen.tokens is not None),
+        ],
+        open_routes=page_routes(),
+    ) as admin:
+        process.admin = admin
+        if admin is not None:
+            host.admin_url = admin.url
+            log.info("the page of this job is at %s", admin.url)
+        yield admin
 
 
 def _tell(config: CoordinatorConfig, host: CoordinatorHost) -> None:

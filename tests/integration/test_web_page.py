@@ -123,6 +123,7 @@ def train(job: Job, worker_id: str, enough: threading.Event) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            ps.log(loss=loss)
 
 
 @contextmanager
@@ -154,9 +155,10 @@ def test_it_shows_a_job_and_goes_on_after_a_restart_of_its_coordinator(
         expect(page.locator("#shard-table tbody tr")).to_have_count(2)
         events = page.locator("#event-table")
         expect(events).to_contain_text("worker joined")
-        line = page.locator("#rate-chart .line")
         page.get_by_label("Throughput").select_option("steps/s")
-        expect(line).to_have_attribute("d", re.compile("L"))
+        for chart in ("metric", "rate"):
+            line = page.locator(f"#{chart}-chart .line")
+            expect(line).to_have_attribute("d", re.compile("L"))
 
         job.stop_coordinator()
         away = page.locator("#away")
