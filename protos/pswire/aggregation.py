@@ -245,7 +245,7 @@ def rules_that(holds: Callable[[AggregationRule], bool]) -> tuple[str, ...]:
     return tuple(name for name, rule in _RULES.items() if holds(rule))
 
 
-def without_finite(
+def with_nonfinite(
     values: Sequence[float], count: int, places: Collection[int]
 ) -> tuple[float, ...]:
     """Products of so many gradients, of which those at some places are not finite."""

@@ -3563,8 +3563,8 @@ BUGS = (
         (
             Edit(
                 "protos/pswire/security/credentials.py",
-                "    forbidden = 0o037 if of_root else 0o077\n",
-                "    forbidden = 0\n",
+                "    if mode & (0o037 if of_root else 0o077):\n",
+                "    if mode & 0:\n",
             ),
         ),
         tests=("tests/unit/pswire/security/test_credentials.py",),

@@ -20,7 +20,7 @@ from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import MeasureClock, Staged
 from psserver.shard.core.push import PushId
 from psserver.shard.core.shard_state import ShardState
-from pswire.aggregation import UpdateRules, proof_of, without_finite
+from pswire.aggregation import UpdateRules, proof_of, with_nonfinite
 from pswire.clipping import norm_of
 from pswire.membership import ClockChoice, Member, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
@@ -320,7 +320,7 @@ class ClockMeasure:
             return
         self._ordered = None
         if self._nonfinite and products:
-            products = without_finite(products, len(choice.workers), self._nonfinite)
+            products = with_nonfinite(products, len(choice.workers), self._nonfinite)
         self._known = self._proven(
             choice._replace(sum_of_squares=sum_of_squares, products=products)
         )

@@ -13,7 +13,7 @@ from pswire.aggregation import (
     UpdateRules,
     proof_of,
     sum_or_nan,
-    without_finite,
+    with_nonfinite,
 )
 from pswire.membership import ClockChoice, WorkerKey
 
@@ -131,7 +131,7 @@ def test_who_has_no_weight_is_no_neighbour() -> None:
 def test_what_is_not_finite_counts_for_nothing(bad: float) -> None:
     vectors = [[0.0], [0.1], [0.2], [0.3], [0.4], [0.5]]
     measured = part(vectors)
-    values = list(without_finite(measured.products, 6, {2}))
+    values = list(with_nonfinite(measured.products, 6, {2}))
     values[11] = bad  # of the third with itself
 
     assert 2 not in taken(MULTI_KRUM, measured._replace(products=tuple(values)))
