@@ -35,8 +35,8 @@ class Notices:
             self._note_drop(result.clock)
         elif result.skipped:
             logger.warning(
-                "clock %d was skipped: the gradient of %s was not finite, or larger than "
-                "the job allows (--gradient-norm-max)",
+                "clock %d was skipped: the gradient of %s was not finite, or larger "
+                "than the job's --gradient-norm-max",
                 result.clock,
                 ", ".join(result.nonfinite_worker_ids) or "some worker",
             )

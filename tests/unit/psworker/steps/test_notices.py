@@ -34,7 +34,8 @@ def test_a_skipped_clock_is_told_with_whose_gradient_it_was(
         Notices().note_result(result("skipped", *worker_ids), is_discarded=False)
 
     assert caplog.messages == [
-        f"clock 7 was skipped: the gradient of {of_whom} was not finite"
+        f"clock 7 was skipped: the gradient of {of_whom} was not finite, or larger "
+        "than the job's --gradient-norm-max"
     ]
 
 
