@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 app.command()(job_commands.status)
 app.command()(job_commands.mode)
+app.command()(job_commands.trace)
 app.command()(job_commands.top)
 app.command()(job_commands.events)
 app.command()(job_commands.doctor)

@@ -18,7 +18,7 @@ from psctl.options import (
     timeout_option,
 )
 from pswire.exit_codes import ExitCode
-from pswire.limits import NUMBER_MAX, WAIT_S_MAX
+from pswire.limits import NUMBER_MAX, TRACE_STEP_COUNT_MAX, WAIT_S_MAX
 from pswire.membership import Mode
 from pswire.names import printable
 from pswire.number_range import NumberRange
@@ -79,6 +79,34 @@ def mode(
     show(as_json, changed.to_json(), changed.text)
     if hint := changed.rate_hint:
         say(hint)
+
+
+@takes_credentials
+def trace(
+    *,
+    coordinator: CoordinatorOption,
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="FILE", help="Where the trace goes, as JSON."),
+    ],
+    steps: Annotated[
+        int, count_option("Steps of each worker.", most=TRACE_STEP_COUNT_MAX)
+    ] = 20,
+    timeout: Annotated[float, timeout_option(3600.0)] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Records the next steps of a job, for Perfetto.
+
+    Example: psctl trace --steps 20 --out trace.json
+
+    Workers: compute, load data, send, wait. Shards, of each push: receive, hold until
+    it is applied and may be answered, and answer; of each chunk: apply. Needs the role
+    admin where the job has tokens. Open the file in https://ui.perfetto.dev.
+    """
+    from psctl.trace import save_trace
+
+    report = save_trace(coordinator, out, step_count=steps, timeout_s=timeout)
+    show(as_json, report.to_json(), report.text)
 
 
 @takes_credentials

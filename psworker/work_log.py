@@ -15,6 +15,7 @@ import torch
 from pswire.activity import Activity
 from pswire.limits import METRIC_COUNT_MAX
 from pswire.names import metric_name_problem
+from pswire.span_log import Recording, SpanLog
 from psworker.errors import ConfigurationError
 from psworker.transport.values import WorkDone
 
@@ -22,6 +23,15 @@ T = TypeVar("T")
 
 LogValue = float | torch.Tensor
 """What a script logs: a number, or a tensor of one element."""
+
+
+_KINDS: Final = {
+    Activity.COMPUTING: "compute",
+    Activity.LOADING: "load",
+    Activity.SENDING: "send",
+    Activity.WAITING: "wait",
+}
+"""Of spans."""
 
 
 class _Logged:
@@ -42,12 +52,14 @@ class WorkLog:
         step_count: Steps of its optimizers.
         sample_count: Samples behind these, as far as they are counted.
         activity: What its thread does.
+        spans: Its part in traces.
     """
 
     def __init__(self) -> None:
         self.step_count = 0
         self.sample_count = 0
         self.activity = Activity.UNKNOWN
+        self.spans = SpanLog()
         self._since_s = 0.0
         self._seconds = [0.0] * len(Activity)
         self._thread_id = 0
@@ -76,10 +88,21 @@ class WorkLog:
         before = self.activity
         if get_ident() == self._thread_id:
             now_s = time.perf_counter()
-            took_s, self._since_s = now_s - self._since_s, now_s
-            self._seconds[before] += took_s
+            since_s, self._since_s = self._since_s, now_s
+            self._seconds[before] += now_s - since_s
             self.activity = activity
+            if (recording := self.spans.recording) is not None:
+                self._record(recording, before, since_s, now_s)
         return before
+
+    def _record(
+        self, recording: Recording, activity: Activity, since_s: float, now_s: float
+    ) -> None:
+        """Notes what the script did until now: `time.perf_counter` is spans' clock."""
+        if activity:
+            begin_us, end_us = int(since_s * 1e6), int(now_s * 1e6)
+            kind = _KINDS[activity]
+            recording.note(kind, begin_us, end_us, self.step_count + 1)
 
     def note_step(self, sample_count: int) -> None:
         """A step has pushed a gradient, of samples as far as they are counted."""

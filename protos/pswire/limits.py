@@ -127,3 +127,6 @@ METRIC_NAME_LENGTH_MAX: Final = 64
 
 ENCODING_COUNT_MAX: Final = 16
 """Encodings in which one worker counts bytes: there are fewer."""
+
+TRACE_STEP_COUNT_MAX = 1_000
+"""Most steps of a trace."""

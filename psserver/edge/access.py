@@ -81,6 +81,7 @@ ROLES: Final[Mapping[str, frozenset[Role]]] = {
             "GetStatus": _READERS,
             "GetHistory": _READERS,
             "WatchEvents": _READERS,
+            "RecordTrace": _ADMINS,
         },
         "pswire.v1.ParameterService": {
             "PushPull": _WORKERS,

@@ -532,6 +532,7 @@ class Session:
                 done,
                 self.shards.traffic,
                 self._compression,
+                self.work.spans,
                 timeout_s=WORK_TIMEOUT_S,
             )
         except CallError as error:

@@ -30,6 +30,7 @@ from pswire.schema_codec import (
     optimizer_to_message,
     terms_fields,
 )
+from pswire.span_log import SpanLog
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from psworker.transport import messages, values
@@ -174,6 +175,7 @@ class ControlClient(CoordinatorPort):
         done: values.WorkDone,
         traffic: Traffic,
         compression: Compression,
+        spans: SpanLog,
         *,
         timeout_s: float,
     ) -> None:
@@ -183,7 +185,7 @@ class ControlClient(CoordinatorPort):
         }
         received = encodings.setdefault(compression.pull or "raw", [0, 0])
         received[1] = traffic.received_bytes
-        await self._call(
+        answer = await self._call(
             self._stub.ReportWork,
             pb.ReportWorkRequest(
                 job_id=self._job_id,
@@ -212,9 +214,11 @@ class ControlClient(CoordinatorPort):
                     pb.Metric(name=name, value=value, step=step)
                     for name, (value, step) in done.metrics.items()
                 ],
+                recorded=spans.report(),
             ),
             timeout_s,
         )
+        spans.take_answer(answer.coordinator_us, answer.trace)
 
     @override
     async def leave(

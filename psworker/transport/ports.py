@@ -15,6 +15,7 @@ from pswire.membership import ClockChoice, WorkerKey
 from pswire.placement import Placement
 from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
+from pswire.span_log import SpanLog
 from psworker.transport import values
 from psworker.transport.shard_segments import Declined, ShardSegments, SharedValues
 
@@ -262,6 +263,7 @@ class CoordinatorPort(Protocol):
         done: values.WorkDone,
         traffic: Traffic,
         compression: Compression,
+        spans: SpanLog,
         *,
         timeout_s: float,
     ) -> None:
@@ -272,6 +274,7 @@ class CoordinatorPort(Protocol):
             done: What it has done.
             traffic: Bytes of its messages to and from shards.
             compression: How gradients and values are sent in these.
+            spans: What it has recorded for a trace; takes what it is to record.
             timeout_s: Deadline of the call.
         """
 

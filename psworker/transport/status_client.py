@@ -15,6 +15,7 @@ from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Mode, WorkerState
 from pswire.membership_codec import known, read_settings
 from pswire.recorded_split import RecordedSplit
+from pswire.span_log import Span
 from pswire.status_document import (
     Document,
     event_document,
@@ -326,6 +327,65 @@ async def change_mode(
             timeout=timeout_s + ANSWER_MARGIN_S,
         )
     return ModeChange(response.generation, response.mode_clock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedProcess:
+    """What one process has done in some steps.
+
+    Attributes:
+        name: Of the process, such as `worker w0` or `shard 1`.
+        spans: On the coordinator's clock.
+        clock_error_us: By how much they may be wrong there; None if it is not known.
+        is_complete: Whether all steps are there.
+        left_out_count: Spans that there was no room for.
+    """
+
+    name: str
+    spans: tuple[Span, ...]
+    clock_error_us: int | None
+    is_complete: bool
+    left_out_count: int
+
+
+async def record_trace(
+    address: str, step_count: int, *, timeout_s: float
+) -> list[RecordedProcess]:
+    """Has all workers and shards record their next steps; what each has recorded.
+
+    Raises:
+        CallError: It gave no answer, or refused.
+    """
+    request = pb.RecordTraceRequest(
+        protocol_version=PROTOCOL_VERSION,
+        step_count=step_count,
+        timeout_ms=round(timeout_s * 1000),
+    )
+    deadline_s = timeout_s + ANSWER_MARGIN_S
+    async with _coordinator(address) as stub:
+        answer = await stub.RecordTrace(request, timeout=deadline_s)
+    return [_recorded_of(each) for each in answer.processes]
+
+
+def _recorded_of(process: pb.ProcessTrace) -> RecordedProcess:
+    recorded = process.recorded
+    offset_us = recorded.clock_offset_us
+    return RecordedProcess(
+        name=process.name,
+        spans=tuple(
+            Span(
+                kind=each.kind,
+                begin_us=each.begin_us + offset_us,
+                end_us=each.begin_us + each.duration_us + offset_us,
+                step=each.step,
+                lane=each.lane,
+            )
+            for each in recorded.spans
+        ),
+        clock_error_us=None if recorded.clock_error_us < 0 else recorded.clock_error_us,
+        is_complete=recorded.is_complete,
+        left_out_count=recorded.left_out_count,
+    )
 
 
 async def save_checkpoint(address: str, *, timeout_s: float) -> SavedCheckpoint:

@@ -3673,6 +3673,45 @@ BUGS = (
         tests=("tests/integration/test_hostile_input.py",),
     ),
     PlantedBug(
+        "a trace takes the longest round trip for its clock",
+        (
+            Edit(
+                "protos/pswire/span_log.py",
+                "error_us <= self._error_us:",
+                "error_us >= self._error_us:",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/test_span_log.py::test_the_shortest_round_trip_sets_the_clock",
+        ),
+    ),
+    PlantedBug(
+        "an order that is known begins a second recording",
+        (
+            Edit(
+                "protos/pswire/span_log.py",
+                "if order.number > self._number:",
+                "if order.number >= self._number:",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/test_span_log.py::test_the_steps_of_an_order_are_recorded_and_no_more",
+        ),
+    ),
+    PlantedBug(
+        "spans of another trace are kept",
+        (
+            Edit(
+                "psserver/coordinator/core/tracing.py",
+                "if process is None or number != self.number:",
+                "if process is None:",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_tracing.py::test_reports_of_another_trace_or_of_strangers_are_not_kept",
+        ),
+    ),
+    PlantedBug(
         "a foreign name leads to the admin port",
         (
             Edit(

@@ -157,6 +157,10 @@ def coordinator_requests() -> dict[str, Requests]:
                 encodings=[control.EncodedBytes(encoding="raw", sent_bytes=8)],
             ),
             "metrics": [control.Metric(name="loss", value=0.5, step=3)],
+            "recorded": control.RecordedSpans(
+                number=1,
+                spans=[control.Span(kind="compute", begin_us=1, duration_us=1)],
+            ),
         },
         "WatchWorker": {},
         "DeclareOptimizer": {"optimizer": optimizer_to_message(OPTIMIZERS[0])},
@@ -175,6 +179,7 @@ def coordinator_requests() -> dict[str, Requests]:
         "GetStatus": {},
         "GetHistory": {},
         "WatchEvents": {"after": 0},
+        "RecordTrace": {"step_count": 3, "timeout_ms": 1},
     }
     found = {
         method: [of(getattr(control, f"{method}Request"), **values)]

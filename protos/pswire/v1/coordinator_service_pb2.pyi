@@ -869,6 +869,7 @@ class ReportProgressRequest(google.protobuf.message.Message):
     DUPLICATE_COUNT_FIELD_NUMBER: builtins.int
     CHUNK_COUNT_FIELD_NUMBER: builtins.int
     WAITS_FIELD_NUMBER: builtins.int
+    RECORDED_FIELD_NUMBER: builtins.int
     shard_index: builtins.int
     """Who reports."""
     incarnation: builtins.int
@@ -933,6 +934,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
     def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MemberWait]:
         """Of each member, for how long its pushes were there and waited for others."""
 
+    @property
+    def recorded(self) -> global___RecordedSpans:
+        """What it has recorded since its last report. Unset where nothing is recorded."""
+
     def __init__(
         self,
         *,
@@ -960,9 +965,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
         duplicate_count: builtins.int = ...,
         chunk_count: builtins.int = ...,
         waits: collections.abc.Iterable[global___MemberWait] | None = ...,
+        recorded: global___RecordedSpans | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "apply_s", b"apply_s", "chunk_count", b"chunk_count", "contradicting", b"contradicting", "done", b"done", "duplicate_count", b"duplicate_count", "frontier", b"frontier", "gradients", b"gradients", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "process_id", b"process_id", "queued_push_count", b"queued_push_count", "received_bytes", b"received_bytes", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "shard_index", b"shard_index", "sharing", b"sharing", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting", "waits", b"waits"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["recorded", b"recorded", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "apply_s", b"apply_s", "chunk_count", b"chunk_count", "contradicting", b"contradicting", "done", b"done", "duplicate_count", b"duplicate_count", "frontier", b"frontier", "gradients", b"gradients", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "process_id", b"process_id", "queued_push_count", b"queued_push_count", "received_bytes", b"received_bytes", "recorded", b"recorded", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "shard_index", b"shard_index", "sharing", b"sharing", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting", "waits", b"waits"]) -> None: ...
 
 global___ReportProgressRequest = ReportProgressRequest
 
@@ -1032,23 +1038,130 @@ class ReportProgressResponse(google.protobuf.message.Message):
 
     LOST_FIELD_NUMBER: builtins.int
     COORDINATOR_WAIT_FIELD_NUMBER: builtins.int
+    TRACE_FIELD_NUMBER: builtins.int
+    COORDINATOR_US_FIELD_NUMBER: builtins.int
     coordinator_wait: builtins.str
     """What the coordinator itself can't do, and what it waits for, in words: room on
     its disk. Empty while there is nothing.
     """
+    coordinator_us: builtins.int
+    """When this was sent, in microseconds on the coordinator's clock."""
     @property
     def lost(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LostWorker]:
         """Members without a sign of life at the coordinator; all others are alive."""
+
+    @property
+    def trace(self) -> global___TraceOrder:
+        """What to record. Unset for nothing."""
 
     def __init__(
         self,
         *,
         lost: collections.abc.Iterable[global___LostWorker] | None = ...,
         coordinator_wait: builtins.str = ...,
+        trace: global___TraceOrder | None = ...,
+        coordinator_us: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["coordinator_wait", b"coordinator_wait", "lost", b"lost"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["trace", b"trace"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["coordinator_us", b"coordinator_us", "coordinator_wait", b"coordinator_wait", "lost", b"lost", "trace", b"trace"]) -> None: ...
 
 global___ReportProgressResponse = ReportProgressResponse
+
+@typing.final
+class TraceOrder(google.protobuf.message.Message):
+    """Has a process record its next steps."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    STEP_COUNT_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Number of the trace, from 1; one that the process knows changes nothing."""
+    step_count: builtins.int
+    """Steps."""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        step_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "step_count", b"step_count"]) -> None: ...
+
+global___TraceOrder = TraceOrder
+
+@typing.final
+class RecordedSpans(google.protobuf.message.Message):
+    """What a process has recorded of a trace."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    SPANS_FIELD_NUMBER: builtins.int
+    CLOCK_OFFSET_US_FIELD_NUMBER: builtins.int
+    CLOCK_ERROR_US_FIELD_NUMBER: builtins.int
+    IS_COMPLETE_FIELD_NUMBER: builtins.int
+    LEFT_OUT_COUNT_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Number of the trace."""
+    clock_offset_us: builtins.int
+    """Microseconds to add to its clock for that of the coordinator."""
+    clock_error_us: builtins.int
+    """Largest error of that: half a round trip; -1 where it is not known."""
+    is_complete: builtins.bool
+    """Whether all steps are recorded."""
+    left_out_count: builtins.int
+    """Spans that there was no room for."""
+    @property
+    def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Span]:
+        """The spans."""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        spans: collections.abc.Iterable[global___Span] | None = ...,
+        clock_offset_us: builtins.int = ...,
+        clock_error_us: builtins.int = ...,
+        is_complete: builtins.bool = ...,
+        left_out_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock_error_us", b"clock_error_us", "clock_offset_us", b"clock_offset_us", "is_complete", b"is_complete", "left_out_count", b"left_out_count", "number", b"number", "spans", b"spans"]) -> None: ...
+
+global___RecordedSpans = RecordedSpans
+
+@typing.final
+class Span(google.protobuf.message.Message):
+    """A piece of time of one process."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    BEGIN_US_FIELD_NUMBER: builtins.int
+    DURATION_US_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    LANE_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """What it did, such as `compute` or `apply`; see docs/psctl.md."""
+    begin_us: builtins.int
+    """When that began, in microseconds on its own clock."""
+    duration_us: builtins.int
+    """How long it took, in microseconds."""
+    step: builtins.int
+    """Clock of the step that it belongs to; of a worker, its count of steps."""
+    lane: builtins.str
+    """Of a shard, for which worker; or which thread, where it is for all."""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        begin_us: builtins.int = ...,
+        duration_us: builtins.int = ...,
+        step: builtins.int = ...,
+        lane: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begin_us", b"begin_us", "duration_us", b"duration_us", "kind", b"kind", "lane", b"lane", "step", b"step"]) -> None: ...
+
+global___Span = Span
 
 @typing.final
 class LostWorker(google.protobuf.message.Message):
@@ -1967,6 +2080,7 @@ class ReportWorkRequest(google.protobuf.message.Message):
     TRAFFIC_FIELD_NUMBER: builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
+    RECORDED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
     process_id: builtins.str
@@ -2001,6 +2115,10 @@ class ReportWorkRequest(google.protobuf.message.Message):
     def metrics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Metric]:
         """What the script has logged, at most 16 names."""
 
+    @property
+    def recorded(self) -> global___RecordedSpans:
+        """What it has recorded since its last report. Unset where nothing is recorded."""
+
     def __init__(
         self,
         *,
@@ -2018,9 +2136,10 @@ class ReportWorkRequest(google.protobuf.message.Message):
         traffic: global___Traffic | None = ...,
         resident_bytes: builtins.int = ...,
         metrics: collections.abc.Iterable[global___Metric] | None = ...,
+        recorded: global___RecordedSpans | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["traffic", b"traffic", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["activity", b"activity", "activity_ms", b"activity_ms", "compute_s", b"compute_s", "job_id", b"job_id", "load_s", b"load_s", "metrics", b"metrics", "process_id", b"process_id", "resident_bytes", b"resident_bytes", "sample_count", b"sample_count", "send_s", b"send_s", "step_count", b"step_count", "traffic", b"traffic", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["recorded", b"recorded", "traffic", b"traffic", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["activity", b"activity", "activity_ms", b"activity_ms", "compute_s", b"compute_s", "job_id", b"job_id", "load_s", b"load_s", "metrics", b"metrics", "process_id", b"process_id", "recorded", b"recorded", "resident_bytes", b"resident_bytes", "sample_count", b"sample_count", "send_s", b"send_s", "step_count", b"step_count", "traffic", b"traffic", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
 
 global___ReportWorkRequest = ReportWorkRequest
 
@@ -2110,9 +2229,22 @@ class ReportWorkResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    TRACE_FIELD_NUMBER: builtins.int
+    COORDINATOR_US_FIELD_NUMBER: builtins.int
+    coordinator_us: builtins.int
+    """When this was sent, in microseconds on the coordinator's clock."""
+    @property
+    def trace(self) -> global___TraceOrder:
+        """What to record. Unset for nothing."""
+
     def __init__(
         self,
+        *,
+        trace: global___TraceOrder | None = ...,
+        coordinator_us: builtins.int = ...,
     ) -> None: ...
+    def HasField(self, field_name: typing.Literal["trace", b"trace"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["coordinator_us", b"coordinator_us", "trace", b"trace"]) -> None: ...
 
 global___ReportWorkResponse = ReportWorkResponse
 
@@ -3151,6 +3283,83 @@ class GetStatusResponse(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_steps_per_s", b"_steps_per_s"]) -> typing.Literal["steps_per_s"] | None: ...
 
 global___GetStatusResponse = GetStatusResponse
+
+@typing.final
+class RecordTraceRequest(google.protobuf.message.Message):
+    """Asks for a trace."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    STEP_COUNT_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    protocol_version: builtins.int
+    """Version of this protocol that the sender speaks."""
+    step_count: builtins.int
+    """Steps of each worker."""
+    timeout_ms: builtins.int
+    """Longest wait."""
+    def __init__(
+        self,
+        *,
+        protocol_version: builtins.int = ...,
+        step_count: builtins.int = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["protocol_version", b"protocol_version", "step_count", b"step_count", "timeout_ms", b"timeout_ms"]) -> None: ...
+
+global___RecordTraceRequest = RecordTraceRequest
+
+@typing.final
+class RecordTraceResponse(google.protobuf.message.Message):
+    """A trace."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROCESSES_FIELD_NUMBER: builtins.int
+    UNFINISHED_FIELD_NUMBER: builtins.int
+    @property
+    def processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProcessTrace]:
+        """What each process has recorded."""
+
+    @property
+    def unfinished(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of those that have not recorded all steps in time."""
+
+    def __init__(
+        self,
+        *,
+        processes: collections.abc.Iterable[global___ProcessTrace] | None = ...,
+        unfinished: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["processes", b"processes", "unfinished", b"unfinished"]) -> None: ...
+
+global___RecordTraceResponse = RecordTraceResponse
+
+@typing.final
+class ProcessTrace(google.protobuf.message.Message):
+    """What a process has recorded."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    RECORDED_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name, such as `worker w0` or `shard 1`."""
+    @property
+    def recorded(self) -> global___RecordedSpans:
+        """All of it."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        recorded: global___RecordedSpans | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["recorded", b"recorded"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "recorded", b"recorded"]) -> None: ...
+
+global___ProcessTrace = ProcessTrace
 
 @typing.final
 class GetHistoryRequest(google.protobuf.message.Message):

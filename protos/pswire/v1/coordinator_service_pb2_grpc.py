@@ -165,6 +165,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.GetHistoryRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.GetHistoryResponse.FromString,
                 _registered_method=True)
+        self.RecordTrace = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/RecordTrace',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.RecordTraceRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.RecordTraceResponse.FromString,
+                _registered_method=True)
         self.WatchEvents = channel.unary_stream(
                 '/pswire.v1.CoordinatorService/WatchEvents',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.WatchEventsRequest.SerializeToString,
@@ -369,6 +374,14 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecordTrace(self, request, context):
+        """Has all workers and shards record their next steps, and returns what they have
+        recorded when all have, or the time is over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchEvents(self, request, context):
         """What has happened after an event, then what happens.
         """
@@ -508,6 +521,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.GetHistory,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.GetHistoryRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.GetHistoryResponse.SerializeToString,
+            ),
+            'RecordTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordTrace,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.RecordTraceRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.RecordTraceResponse.SerializeToString,
             ),
             'WatchEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchEvents,
@@ -1218,6 +1236,33 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/GetHistory',
             pswire_dot_v1_dot_coordinator__service__pb2.GetHistoryRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.GetHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/RecordTrace',
+            pswire_dot_v1_dot_coordinator__service__pb2.RecordTraceRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.RecordTraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

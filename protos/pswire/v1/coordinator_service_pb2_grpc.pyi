@@ -198,6 +198,14 @@ class CoordinatorServiceStub:
     Idempotent.
     """
 
+    RecordTrace: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.RecordTraceRequest,
+        pswire.v1.coordinator_service_pb2.RecordTraceResponse,
+    ]
+    """Has all workers and shards record their next steps, and returns what they have
+    recorded when all have, or the time is over.
+    """
+
     WatchEvents: grpc.UnaryStreamMultiCallable[
         pswire.v1.coordinator_service_pb2.WatchEventsRequest,
         pswire.v1.coordinator_service_pb2.WatchEventsResponse,
@@ -382,6 +390,14 @@ class CoordinatorServiceAsyncStub:
     ]
     """How fast the job has trained since it started, and what its scripts have logged.
     Idempotent.
+    """
+
+    RecordTrace: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.RecordTraceRequest,
+        pswire.v1.coordinator_service_pb2.RecordTraceResponse,
+    ]
+    """Has all workers and shards record their next steps, and returns what they have
+    recorded when all have, or the time is over.
     """
 
     WatchEvents: grpc.aio.UnaryStreamMultiCallable[
@@ -620,6 +636,16 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.GetHistoryResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.GetHistoryResponse]]:
         """How fast the job has trained since it started, and what its scripts have logged.
         Idempotent.
+        """
+
+    @abc.abstractmethod
+    def RecordTrace(
+        self,
+        request: pswire.v1.coordinator_service_pb2.RecordTraceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.RecordTraceResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.RecordTraceResponse]]:
+        """Has all workers and shards record their next steps, and returns what they have
+        recorded when all have, or the time is over.
         """
 
     @abc.abstractmethod

@@ -43,6 +43,7 @@ from psserver.coordinator.core.roster import (
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.core.shard_memory import APPLY_THREAD_COUNT, ModelMemory
 from psserver.coordinator.core.start_point import SavedJob, StartPoint
+from psserver.coordinator.core.tracing import Tracing
 from psserver.coordinator.core.work import Work
 from psserver.edge.coordinator_settings import (
     RETURN_MS_MIN,
@@ -87,6 +88,7 @@ class CoordinatorCore:
         way_back: The newest checkpoint, None without any.
         last_state: Registered state of the worker that left last, as of its last push.
         history: How fast it has trained over time.
+        tracing: The trace that is being recorded.
         sample_count: Samples that this process has heard of, as far as they are
             counted.
     """
@@ -103,6 +105,7 @@ class CoordinatorCore:
         self.way_back: SavedJob | None = None
         self.last_state = b""
         self.history = ProgressHistory()
+        self.tracing = Tracing(start_count)
         self.sample_count = 0
         self._patient_until_ms = 0
         self._shards_back_ms = 0
@@ -125,6 +128,15 @@ class CoordinatorCore:
     def record(self) -> Record | None:
         """Newest record, None before the start."""
         return self.progress.record
+
+    @property
+    def traced_names(self) -> frozenset[str]:
+        """Members and shards that can record their next steps; none without members."""
+        if self.record is None or not self.record.members:
+            return frozenset()
+        members = (f"worker {m.worker.worker_id}" for m in self.record.members)
+        slots = (slot for slot in self.shards.slots if slot.is_watching)
+        return frozenset({*members, *(f"shard {slot.index}" for slot in slots)})
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -20,7 +20,7 @@ from psserver.edge.metrics import JobReadings
 from psserver.edge.monotonic import now_ms
 from pswire.checkpoint.storage import shown_url
 from pswire.data_codec import split_messages
-from pswire.limits import STALENESS_BOUND_MAX
+from pswire.limits import STALENESS_BOUND_MAX, TRACE_STEP_COUNT_MAX
 from pswire.membership import Mode
 from pswire.membership_codec import known
 from pswire.reasons import ErrorReason, Refusal
@@ -54,6 +54,7 @@ class PublicControl:
                 self.restore_checkpoint, messages.RestoreCheckpointRequest
             ),
             "SetMode": answered(self.set_mode, messages.SetModeRequest),
+            "RecordTrace": answered(self.record_trace, messages.RecordTraceRequest),
             "GetStatus": answered(self.get_status, messages.GetStatusRequest),
             "GetHistory": answered(self.get_history, messages.GetHistoryRequest),
             "WatchEvents": streamed(self.watch_events, messages.WatchEventsRequest),
@@ -126,6 +127,45 @@ class PublicControl:
         )
         return messages.SetModeResponse(
             generation=record.generation, mode_clock=record.mode_clock
+        )
+
+    async def record_trace(
+        self, request: messages.RecordTraceRequest, context: Context
+    ) -> messages.RecordTraceResponse:
+        """Has all record their next steps; answers when they have, or in time."""
+        check_protocol(request.protocol_version)
+        if not 1 <= request.step_count <= TRACE_STEP_COUNT_MAX:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"{request.step_count} steps, of 1 to {TRACE_STEP_COUNT_MAX}",
+            )
+        host, core = self._host, self._host.core
+        core.tracing.begin(request.step_count, core.traced_names)
+        unfinished: list[str] = []
+        try:
+            await host.changes.wait_until(
+                lambda: not core.tracing.unfinished(core.traced_names),
+                self._wait_s(request.timeout_ms),
+            )
+            unfinished = core.tracing.unfinished(core.traced_names)
+        finally:
+            processes = core.tracing.end()
+        return messages.RecordTraceResponse(
+            processes=[
+                messages.ProcessTrace(
+                    name=name,
+                    recorded=messages.RecordedSpans(
+                        number=core.tracing.number,
+                        spans=process.spans,
+                        clock_offset_us=process.clock_offset_us,
+                        clock_error_us=process.clock_error_us,
+                        is_complete=process.is_complete,
+                        left_out_count=process.left_out_count,
+                    ),
+                )
+                for name, process in processes.items()
+            ],
+            unfinished=unfinished,
         )
 
     async def get_status(

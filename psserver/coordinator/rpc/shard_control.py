@@ -10,6 +10,7 @@ from psserver.coordinator.core.coordinator_effects import (
 from psserver.coordinator.core.shard_map import ShardStanding
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
+from psserver.coordinator.rpc.trace_reports import take_recorded
 from psserver.coordinator.rpc.watch_codec import shard_event, view_events
 from psserver.edge.cut_codec import read_cut_report, read_part_report
 from psserver.edge.decoding import check_protocol, worker_key
@@ -21,6 +22,7 @@ from pswire.aggregation import GradientCounts
 from pswire.awaited import Awaited
 from pswire.membership_codec import identity_message, settings_message
 from pswire.reasons import ErrorReason, Refusal
+from pswire.span_log import clock_us
 from pswire.v1 import coordinator_service_pb2 as messages
 
 
@@ -122,7 +124,10 @@ class ShardControl:
         slot = self._callers.slot(request)
         contradicting = tuple(worker_key(worker) for worker in request.contradicting)
         self._host.take_standing(slot, _standing(request), contradicting)
+        name = f"shard {slot.index}"
         return messages.ReportProgressResponse(
+            trace=take_recorded(self._host, name, request.recorded),
+            coordinator_us=clock_us(),
             lost=[
                 messages.LostWorker(worker=identity_message(worker), lost_ms=lost_ms)
                 for worker, lost_ms in self._host.core.roster.lost_ms(now_ms()).items()

@@ -10,6 +10,7 @@ from psserver.coordinator.core.roster import GONE, Brought, WorkerEntry
 from psserver.coordinator.core.work import Logged, Work
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
+from psserver.coordinator.rpc.trace_reports import take_recorded
 from psserver.coordinator.rpc.watch_codec import worker_event, worker_view
 from psserver.edge.access import check_speaks_for, wanted_worker_id
 from psserver.edge.decoding import check_protocol, decoded
@@ -38,6 +39,7 @@ from pswire.membership_codec import identity_message, settings_message
 from pswire.names import check_metric_name, check_name
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.schema_codec import MergedModel, optimizer_from_message, read_terms
+from pswire.span_log import clock_us
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
 
@@ -256,7 +258,11 @@ class WorkerControl:
         entry = self._callers.own_entry(request)
         if entry.state not in GONE:
             self._host.core.report_work(entry, _work(request), now_ms())
-        return messages.ReportWorkResponse()
+        name = f"worker {entry.worker.worker_id}"
+        return messages.ReportWorkResponse(
+            trace=take_recorded(self._host, name, request.recorded),
+            coordinator_us=clock_us(),
+        )
 
     async def save_state(
         self, request: messages.SaveStateRequest, context: Context

@@ -1,8 +1,9 @@
 """Updates of chunks: the arithmetic, and the new values for those who wait for them."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from psserver.shard.core.effects import ApplyChunk, MeasureClock, StagedContribution
 from psserver.shard.core.push import PushId
@@ -23,11 +24,13 @@ from pswire import failpoints
 from pswire.aggregation import sum_or_nan
 from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.schema import ElementType
+from pswire.span_log import Recording
 
 if TYPE_CHECKING:
     from pswire.membership import WorkerKey
 
 Failed = Callable[[int, BaseException], None]
+Done = TypeVar("Done")
 
 
 class ChunkUpdates:
@@ -64,6 +67,7 @@ class ChunkUpdates:
         effect: ApplyChunk,
         failed: Failed,
         history: ShardHistory,
+        recording: Recording | None = None,
     ) -> None:
         """Applies a chunk, reports to the core and hands on the new values.
 
@@ -72,10 +76,13 @@ class ChunkUpdates:
             effect: The order.
             failed: Called with the chunk's index and the error of a thread.
             history: Writes down whose bytes the values have now.
+            recording: Notes what a thread does for it, None for nothing.
         """
         pushes = history.pushes_of(model.core, effect)
         push = self._push_of(model, effect)
         work = self._work(model, effect, push)
+        if recording is not None:
+            work = _recorded(recording, work, effect.clock)
 
         def applied(done: tuple[AppliedChunk, Outgoing | None, float]) -> None:
             update, values, spent_s = done
@@ -207,6 +214,18 @@ class ChunkUpdates:
             session = self._members.session_of(each) if each is not None else None
             if session is not None:
                 session.put(values)
+
+
+def _recorded(
+    recording: Recording, work: Callable[[], Done], clock: int
+) -> Callable[[], Done]:
+    """The same work, which notes by which thread it is done."""
+
+    def recorded() -> Done:
+        with recording.noting("apply", clock, threading.current_thread().name):
+            return work()
+
+    return recorded
 
 
 def with_bytes(parts: Sequence[StagedContribution]) -> list[Contribution]:

@@ -8,6 +8,7 @@ from psserver.shard.core.push import PushId, Reply, StagedChunk
 from pswire.limits import CHUNK_BYTES_MAX, REFERENCES_BYTES_MAX
 from pswire.membership import ClockChoice
 from pswire.reasons import Refusal
+from pswire.span_log import Recording, clock_us
 
 QUEUED_BYTES_MAX = 4 << 20
 """Encoded chunks kept for a call that does not read, which costs 8 MiB in all: gRPC
@@ -65,6 +66,21 @@ class PushSession:
         self._reply: Reply | None = None
         self._failure: Refusal | None = None
         self._wake = asyncio.Event()
+        self._recording: Recording | None = None
+        self._step = self._since_us = 0
+
+    # What it goes through, for a trace
+
+    def begin_spans(self, recording: Recording | None, step: int) -> None:
+        """Its push has begun to come."""
+        if recording is not None:
+            self._recording, self._step, self._since_us = recording, step, clock_us()
+
+    def end_span(self, kind: str, worker_id: str) -> None:
+        """Its push has gone through this, and goes on."""
+        if self._recording is not None:
+            since_us, self._since_us = self._since_us, clock_us()
+            self._recording.note(kind, since_us, self._since_us, self._step, worker_id)
 
     def put(self, chunk: Outgoing) -> None:
         """Queues a chunk that the call has not had yet."""

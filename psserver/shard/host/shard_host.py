@@ -65,6 +65,7 @@ from pswire.membership import FenceKind, Record, WorkerKey
 from pswire.optimizer_states import encode_state
 from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
+from pswire.span_log import SpanLog
 
 log = logging.getLogger("psserver.shard")
 
@@ -99,6 +100,7 @@ class ShardHost:
         received_bytes: Of the messages of its data plane that it was sent.
         sent_bytes: Of those that it has sent.
         duplicate_count: Pushes that came again and were done already.
+        spans: Its part in traces.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class ShardHost:
         self._measures = ClockMeasures(self._arithmetic, self.pump)
         self._is_pumping = False
         self.outcomes = Counter[Outcome]()
+        self.spans = SpanLog()
 
     def close(self) -> None:
         """Ends every call and the threads."""
@@ -506,7 +509,13 @@ class ShardHost:
     def _carry_out(self, model: ShardModel, effect: ShardEffect) -> None:
         match effect:
             case ApplyChunk():
-                self._updates.begin(model, effect, self._fail_update, self.history)
+                self._updates.begin(
+                    model,
+                    effect,
+                    self._fail_update,
+                    self.history,
+                    self.spans.recording,
+                )
             case MeasureClock():
                 self._measures.begin(model, effect, self._fail_update)
             case LoadState():
@@ -555,6 +564,7 @@ class ShardHost:
             return
         if effect.needs_all:
             _put_chunks(model, session, [chunk.index for chunk in model.chunks])
+        session.end_span("hold", effect.push.worker.worker_id)
         session.finish(effect.reply)
         self.history.answered(effect.push, effect.reply)
 

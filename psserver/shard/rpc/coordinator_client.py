@@ -48,6 +48,8 @@ back."""
 
 PROGRESS_INTERVAL_S = 1.0
 
+NOTHING_RECORDED = messages.RecordedSpans()
+
 log = logging.getLogger("psserver.shard")
 
 Response = TypeVar("Response")
@@ -178,11 +180,13 @@ class CoordinatorClient:
                 continue
             request = report.message()
             request.process_id = self._process_id
+            request.recorded.MergeFrom(host.spans.report() or NOTHING_RECORDED)
             try:
                 answer = await self._stub.ReportProgress(
                     request, timeout=CALL_TIMEOUT_S
                 )
                 silence.heard()
+                host.spans.take_answer(answer.coordinator_us, answer.trace)
                 host.note_lost(
                     {read_identity(each.worker): each.lost_ms for each in answer.lost},
                     coordinator_wait=answer.coordinator_wait,

@@ -62,6 +62,7 @@ class PushCall:
             opened_ms=now_ms(),
             is_shared=host.members.reads_values(push.worker),
         )
+        self.session.begin_spans(host.spans.recording, header.clock)
         self._host = host
         self.push = push
         self._header = header
@@ -225,6 +226,7 @@ class PushCall:
         core.acknowledge(push.worker, header.sequence_unacknowledged_min)
         host.history.opened(push, header.clock)
         self.session.opened_ms = now_ms()
+        self.session.end_span("receive", push.worker.worker_id)
         host.attach(push, self.session)
         self._entry, self._ahead = entry, None
         if entry is not None:
@@ -270,6 +272,7 @@ class PushCall:
         """Ends reading; what was staged stays, and what came ahead is dropped."""
         member = self._host.members.of(self.push.worker)
         member.end_call(self.push.sequence, self.session)
+        self.session.end_span("answer", self.push.worker.worker_id)
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)

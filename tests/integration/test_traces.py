@@ -1,0 +1,76 @@
+"""A trace of a job that trains: what its processes record, and for whom they wait."""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from psctl.trace import save_trace
+from pswire.addresses import parse_address
+from tests.integration.job import Job, connect
+
+NAMES = ("w0", "w1")
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """Of a job whose members step until the test is over, the second one later."""
+    is_over = threading.Event()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Job(tmp_path, sockets=True, shard_count=1, workers_min=2) as job,
+        ThreadPoolExecutor(len(NAMES)) as threads,
+    ):
+        patch.setattr("psworker.member.session.WORK_INTERVAL_S", 0.05)
+        patch.setattr("psserver.shard.rpc.coordinator_client.PROGRESS_INTERVAL_S", 0.05)
+
+        def train(name: str) -> None:
+            with connect(job, name) as ps:
+                model = torch.nn.ParameterList([torch.ones(8)])
+                optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+                model, optimizer = ps.prepare(model, optimizer)
+                while not is_over.wait(0.002 if name == "w0" else 0.01):
+                    model[0].grad = torch.ones(8)
+                    optimizer.step()
+
+        done = [threads.submit(train, name) for name in NAMES]
+        job.wait_record(lambda record: len(record.members) == len(NAMES))
+        try:
+            yield job.address
+        finally:
+            is_over.set()
+            for each in done:
+                each.result()
+
+
+def test_a_trace_has_every_part_of_a_step_and_who_was_waited_for(
+    address: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "trace.json"
+
+    report = save_trace(parse_address(address), out, step_count=5, timeout_s=60.0)
+
+    assert all(each.is_complete for each in report.processes), report.text
+    spans = {each.name: each.spans for each in report.processes}
+    assert set(spans) == {"worker w0", "worker w1", "shard 0"}
+    for name in NAMES:
+        found = spans[f"worker {name}"]
+        assert {each.kind for each in found} == {"compute", "send", "wait"}
+        assert len({each.step for each in found}) == 5
+    shard = spans["shard 0"]
+    assert {each.kind for each in shard} == {"receive", "hold", "answer", "apply"}
+    assert {each.lane for each in shard if each.kind == "hold"} == set(NAMES)
+    begin, end = (
+        [getattr(each, which) for each in spans["worker w0"]]
+        for which in ("begin_us", "end_us")
+    )
+    # All clocks are of this machine: shard and worker did that at the same time.
+    assert any(min(begin) < each.begin_us < max(end) for each in shard)
+    events = json.loads(out.read_text())["traceEvents"]
+    awaited = [each["args"].get("waited_for") for each in events if "args" in each]
+    assert "w1" in awaited, "the other one is faster"
