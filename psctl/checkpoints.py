@@ -1,6 +1,7 @@
 """`psctl checkpoint`: makes one, and looks at a folder whose job need not run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Final
 from psctl.failures import CommandError
 from psctl.folders import new_folder, placed, writable_file
 from psctl.options import say
+from psctl.progress import working
 from psctl.snapshots import save_snapshot
 from psctl.status import ask
 from psctl.tables import aligned, count_text
@@ -41,11 +43,12 @@ _STATES: Final[Mapping[type[CheckpointError], str]] = {
 
 def save_now(coordinator: Address, timeout_s: float) -> tuple[dict[str, object], str]:
     """Has a job make a checkpoint; for programs and for people."""
-    saved = ask(
-        coordinator,
-        save_checkpoint(str(coordinator), timeout_s=timeout_s),
-        timeout_s=timeout_s,
-    )
+    with working(f"waiting for the job at {coordinator} to make a checkpoint"):
+        saved = ask(
+            coordinator,
+            save_checkpoint(str(coordinator), timeout_s=timeout_s),
+            timeout_s=timeout_s,
+        )
     figures = {"schema_version": SCHEMA_VERSION, **asdict(saved)}
     text = (
         f"{printable(saved.name)} (version {saved.version}, clock {saved.clock}, "
@@ -58,16 +61,17 @@ def return_job(
     coordinator: Address, name: str | None, *, is_wanted: bool, timeout_s: float
 ) -> tuple[dict[str, object], str]:
     """Has a job that runs return to a checkpoint; for programs and for people."""
-    found = ask(
-        coordinator,
-        restore_checkpoint(
-            str(coordinator),
-            name or "",
-            tries_only=not is_wanted,
+    with working(f"waiting for the job at {coordinator} to read the checkpoint"):
+        found = ask(
+            coordinator,
+            restore_checkpoint(
+                str(coordinator),
+                name or "",
+                tries_only=not is_wanted,
+                timeout_s=timeout_s,
+            ),
             timeout_s=timeout_s,
-        ),
-        timeout_s=timeout_s,
-    )
+        )
     return _returned(
         asdict(found.saved), found.undone, found.lost_step_count, is_done=is_wanted
     )
@@ -79,8 +83,9 @@ def return_folder(
     """Has a job that does not run go on from a checkpoint when it is started."""
     manifest = _chosen(folder, name)
     if name is not None:
-        say(f"reading {name}")
-        if problems := folder.verify(name):
+        with _reading(folder, name):
+            problems = folder.verify(name)
+        if problems:
             raise DamagedError("; ".join(problems))
         if not manifest.is_finite:
             raise CommandError(f"{name} has values that are not finite")
@@ -163,8 +168,8 @@ def verify_checkpoints(
     names = (name,) if name is not None else _complete_names(folder)
     problems: dict[str, tuple[str, ...]] = {}
     for each in names:
-        say(f"reading {each}")
-        problems[each] = folder.verify(each)
+        with _reading(folder, each):
+            problems[each] = folder.verify(each)
     figures = {
         **_head(folder),
         "checkpoints": [
@@ -247,7 +252,9 @@ def get_saved(
     manifest = _chosen(folder, name)
     from psworker.snapshots.saved_snapshot import read_saved
 
-    saved = save_snapshot(read_saved(folder, manifest), out, model)
+    with _reading(folder, manifest.name):
+        snapshot = read_saved(folder, manifest)
+    saved = save_snapshot(snapshot, out, model)
     saved["checkpoint"] = manifest.name
     return saved, (
         f"version {manifest.version} (clock {manifest.clock}) of checkpoint "
@@ -277,7 +284,8 @@ def export_checkpoint(
     manifest = _chosen(folder, name)
     from psworker.snapshots.exported import exported_state, write_dcp, write_state_dict
 
-    state = exported_state(folder, manifest)
+    with _reading(folder, manifest.name):
+        state = exported_state(folder, manifest)
     (write_dcp if to == "dcp" else write_state_dict)(state, path)
     figures = {
         **_head(folder),
@@ -317,9 +325,10 @@ def export_model(
     from psworker.snapshots.exported import write_model
 
     try:
-        files = write_model(
-            folder, manifest, path, model=model, file_bytes_max=file_bytes_max
-        )
+        with _reading(folder, manifest.name):
+            files = write_model(
+                folder, manifest, path, model=model, file_bytes_max=file_bytes_max
+            )
     except ConfigurationError as error:  # about --model
         raise CommandError(str(error), ExitCode.USAGE) from error
     figures = {
@@ -339,13 +348,39 @@ def _chosen(folder: CheckpointFolder, name: str | None) -> Manifest:
     """The checkpoint of a name, or the newest good one; what is damaged is said."""
     if name is not None:
         return folder.manifest(name)
-    say(f"looking for the newest good checkpoint in {printable(folder.url)}")
-    manifest, problems = folder.newest_good()
+    text = f"looking for the newest good checkpoint in {printable(folder.url)}"
+    with _counted(folder, text, _byte_count(folder, (folder.names() or ("",))[-1])):
+        manifest, problems = folder.newest_good()
     for problem in (text for found in problems.values() for text in found):
         say(f"not used: {problem}")
     if manifest is None:
         raise CommandError(f"there is no good checkpoint in {printable(folder.url)}")
     return manifest
+
+
+def _reading(folder: CheckpointFolder, name: str) -> AbstractContextManager[None]:
+    """Says that a checkpoint is read, and shows how far that is."""
+    return _counted(folder, f"reading {name}", _byte_count(folder, name))
+
+
+@contextmanager
+def _counted(
+    folder: CheckpointFolder, text: str, byte_count: int | None
+) -> Iterator[None]:
+    with working(text, byte_count) as work:
+        folder.on_read = work.advance
+        try:
+            yield
+        finally:
+            folder.on_read = None
+
+
+def _byte_count(folder: CheckpointFolder, name: str) -> int | None:
+    """Bytes of a checkpoint's files; None where its manifest does not say."""
+    try:
+        return sum(part.byte_count for part in folder.manifest(name).files)
+    except CheckpointError:
+        return None
 
 
 def folder_and_name(url: str) -> tuple[CheckpointFolder, str | None]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from psctl.failures import CommandError
 from psctl.folders import writable_file
-from psctl.options import say
+from psctl.progress import working
 from psctl.status import read_status
 from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
@@ -28,14 +28,16 @@ def get_snapshot(
     """Pulls a snapshot and writes it; what is where, for programs."""
     # Before a long wait and a long download.
     writable_file(out)
-    say(f"asking {coordinator} for a snapshot")
     from psworker.snapshots.snapshot import SnapshotReader
 
-    with SnapshotReader(str(coordinator)) as reader:
+    with (
+        working(f"asking {coordinator} for a snapshot") as work,
+        SnapshotReader(str(coordinator)) as reader,
+    ):
         snapshot = (
-            reader.latest(timeout_s)
+            reader.latest(timeout_s, progress=work.update)
             if newer_than is None
-            else reader.wait_newer(newer_than, timeout_s)
+            else reader.wait_newer(newer_than, timeout_s, progress=work.update)
         )
     return save_snapshot(snapshot, out, model)
 

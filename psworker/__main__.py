@@ -5,6 +5,8 @@ import os
 import re
 import secrets
 import socket
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
 
@@ -35,6 +37,7 @@ from psworker.launch.launch_plan import DeviceError, LaunchPlan, devices_of_choi
 from psworker.launch.launched import PROCESS_COUNT_MAX, log_name
 from psworker.launch.launcher import Launcher
 from psworker.launch.reachability import wait_reachable
+from psworker.status_row import StatusRow, asking, has_row
 
 
 class Commands(ConfiguredGroup):
@@ -243,6 +246,13 @@ def run(
             show_default=False,
         ),
     ] = "",
+    progress: Annotated[
+        bool,
+        typer.Option(
+            "--progress/--no-progress",
+            help="On a terminal, show how far the job is in its last row.",
+        ),
+    ] = True,
     connect_timeout: Annotated[
         float,
         number_option(
@@ -298,7 +308,17 @@ def run(
         raise typer.Exit(ExitCode.PEER_UNAVAILABLE) from error
     if has_waited and not launcher.stopped.is_set():
         _log(f"the coordinator at {coordinator} is there")
-    raise typer.Exit(launcher.run())
+    with _status_row(coordinator, is_wanted=progress):
+        code = launcher.run()
+    raise typer.Exit(code)
+
+
+def _status_row(
+    coordinator: Address, *, is_wanted: bool
+) -> AbstractContextManager[object]:
+    if not is_wanted or not has_row(sys.stderr):
+        return nullcontext()
+    return StatusRow(asking(str(coordinator)))
 
 
 def main() -> None:

@@ -243,7 +243,10 @@ def _check_kill(plan: JobPlan, task: Task) -> None:
 def _train(
     task: Task, plan: JobPlan, display: Display, scratch: Path
 ) -> tuple[Progress, Snapshot, str | None]:
-    progress = Progress(epoch_count=plan.epoch_count)
+    progress = Progress(
+        epoch_count=plan.epoch_count,
+        step_count=plan.epoch_count * task.step_count(plan.worker_count),
+    )
 
     def evaluate(snapshot: Snapshot) -> None:
         accuracy = task.accuracy(task.model_of(snapshot))

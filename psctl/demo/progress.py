@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from psctl.failures import CommandError
+from psworker.pace import duration_text
 
 
 class StepReport(TypedDict):
@@ -34,6 +35,8 @@ class Progress:
     """What the workers have reported.
 
     Attributes:
+        epoch_count: Of the whole training.
+        step_count: About how many steps those are; 0 where that is not known.
         batches: For each clock, each worker's samples.
         clocks: Newest clock of each worker.
         frontier: Newest clock that all workers have closed.
@@ -45,6 +48,7 @@ class Progress:
     """
 
     epoch_count: int
+    step_count: int = 0
     batches: dict[int, dict[str, list[int]]] = field(default_factory=dict)
     clocks: dict[str, int] = field(default_factory=dict)
     frontier: int = 0
@@ -90,6 +94,14 @@ class Progress:
         return self.clock / self.duration_s if self.duration_s else 0.0
 
     @property
+    def left_text(self) -> str:
+        """How long the rest takes at the rate so far."""
+        if not self.step_count or not self.steps_per_s:
+            return "-"
+        left = max(0, self.step_count - self.clock)
+        return duration_text(left / self.steps_per_s)
+
+    @property
     def traffic_bytes(self) -> int:
         return sum(self.traffic.values())
 
@@ -111,6 +123,7 @@ class Progress:
             ("loss", "-" if self.loss is None else f"{self.loss:.4f}"),
             ("test accuracy", accuracy),
             ("steps/s", f"{self.steps_per_s:.0f}"),
+            ("left", self.left_text),
             ("sent and received", byte_text(self.traffic_bytes)),
             ("ahead", self.ahead),
         ]

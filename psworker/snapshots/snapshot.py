@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+from pswire.frames import ChunkFrame
 from pswire.reasons import ErrorReason, Refusal
 from psworker import event_loop
 from psworker.config import (
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
     from psworker.transport import values
 
 T = TypeVar("T")
+
+Progress = Callable[[int, int], object]
+"""Called with how many bytes have come, and how many there are in all."""
 
 _ANSWER_MARGIN_S: Final = 5.0
 """What a call may take longer than the wait it asks for, before we stop believing in
@@ -215,6 +219,7 @@ class SnapshotReader:
         *,
         since: Snapshot | None = None,
         restart: bool = True,
+        progress: Progress | None = None,
     ) -> Snapshot:
         """The newest snapshot, cut now if need be.
 
@@ -226,6 +231,8 @@ class SnapshotReader:
                 memory.
             restart: Whether to begin again with the newest one, once, when shards keep
                 this one no more before all of it has come, or are away for long.
+            progress: Called with how many bytes have come, and how many there are, from
+                the thread of the event loop: it must return at once.
 
         Raises:
             WaitTimeoutError: There was none in time; the text names who is missing.
@@ -234,7 +241,7 @@ class SnapshotReader:
                 keep it no more.
             CorruptionError: Twice a tensor was not what its shard has.
         """
-        return self._read(_NEWEST, timeout, since, restart=restart)
+        return self._read(_NEWEST, timeout, since, restart, progress)
 
     @at_entrance
     def wait_newer(
@@ -244,6 +251,7 @@ class SnapshotReader:
         *,
         since: Snapshot | None = None,
         restart: bool = True,
+        progress: Progress | None = None,
     ) -> Snapshot:
         """Waits for a snapshot above a version, and returns it.
 
@@ -252,6 +260,7 @@ class SnapshotReader:
             timeout: Longest wait for a newer one, in seconds.
             since: As for `latest`.
             restart: As for `latest`.
+            progress: As for `latest`.
 
         Raises:
             WaitTimeoutError: There was none in time.
@@ -262,7 +271,7 @@ class SnapshotReader:
         """
         if version < 0:
             raise ConfigurationError(f"a version is at least 0, not {version}")
-        return self._read(version, timeout, since, restart=restart)
+        return self._read(version, timeout, since, restart, progress)
 
     def close(self) -> None:
         """Ends the connections. What was read stays usable."""
@@ -339,8 +348,8 @@ class SnapshotReader:
         newer_than: int,
         timeout_s: float,
         since: Snapshot | None,
-        *,
         restart: bool,
+        progress: Progress | None,
     ) -> Snapshot:
         if since is not None and not isinstance(since, Snapshot):
             raise ConfigurationError(
@@ -350,14 +359,14 @@ class SnapshotReader:
         async def pull() -> Snapshot:
             found = await self._request(newer_than, timeout_s)
             try:
-                return await self._pull(found, since)
+                return await self._pull(found, since, progress)
             except CallError as error:
                 if not restart or not (
                     _reason_of(error) is ErrorReason.SNAPSHOT_GONE or _is_away(error)
                 ):
                     raise
             found = await self._request(newer_than, timeout_s)
-            return await self._pull(found, since)
+            return await self._pull(found, since, progress)
 
         return self._ask(pull, timeout_s)
 
@@ -418,14 +427,21 @@ class SnapshotReader:
             self._control = ControlClient(str(self._address))
         return self._control
 
-    async def _pull(self, found: "values.Snapshot", since: Snapshot | None) -> Snapshot:
+    async def _pull(
+        self,
+        found: "values.Snapshot",
+        since: Snapshot | None,
+        progress: Progress | None,
+    ) -> Snapshot:
         deadline = now() + found.pin_ttl_ms / 1000 + _ANSWER_MARGIN_S
+        if progress is not None:
+            progress(0, _byte_count(found))
         try:
             image = SnapshotImage(found.schema, len(found.shards), found.chunk_bytes)
             if since is not None:
                 await asyncio.to_thread(image.hold, since._states)
             await all_or_none(
-                self._pull_shard(found, shard, image, deadline)
+                self._pull_shard(found, shard, image, deadline, progress)
                 for shard in found.shards
             )
         finally:
@@ -435,7 +451,7 @@ class SnapshotReader:
             clock=found.clock,
             generation=found.generation,
             job_id=found.job_id,
-            byte_count=sum(entry.byte_count for entry in found.schema.entries),
+            byte_count=_byte_count(found),
             received_byte_count=image.received_byte_count,
             _states=states_of(found.schema, image.tensors()),
         )
@@ -455,15 +471,22 @@ class SnapshotReader:
         shard: "values.ShardAddress",
         image: SnapshotImage,
         deadline: float,
+        progress: Progress | None,
     ) -> None:
         """Reads a shard's part, and after a call that broke what lacks of it."""
+
+        def add(frame: ChunkFrame) -> None:
+            image.add(shard.shard_index, frame)
+            if progress is not None:
+                progress(image.received_byte_count, _byte_count(found))
+
         attempt_count, away_until, was_damaged = 0, deadline, False
         while lacking := image.lacking(shard.shard_index):
             try:
                 await self._client_of(shard).pull_snapshot(
                     found.job_id,
                     found.snapshot_id,
-                    lambda frame: image.add(shard.shard_index, frame),
+                    add,
                     timeout_s=left_s(deadline),
                     chunk_indexes=lacking,
                     held_digests=image.expect(lacking),
@@ -499,6 +522,10 @@ class SnapshotReader:
             await client.close()
         if self._control is not None:
             await self._control.close()
+
+
+def _byte_count(found: "values.Snapshot") -> int:
+    return sum(entry.byte_count for entry in found.schema.entries)
 
 
 def _may_pass(error: CallError) -> bool:

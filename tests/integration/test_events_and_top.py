@@ -1,21 +1,12 @@
 """`psctl events` and `psctl top` beside a running job, for scripts and for people."""
 
 import asyncio
-import codecs
-import fcntl
 import json
-import os
-import select
-import struct
-import subprocess
 import sys
-import termios
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 
-import pyte
 import pytest
 import torch
 from torch import nn
@@ -27,9 +18,8 @@ from psctl.events import followed
 from pswire.addresses import parse_address
 from pswire.exit_codes import ExitCode
 from tests.doubles.free_addresses import free_address
+from tests.doubles.terminal import Terminal
 from tests.integration.job import WAIT_TIMEOUT_S, Job, connect
-
-WIDTH, HEIGHT = 80, 24
 
 
 @pytest.fixture(scope="module")
@@ -114,55 +104,6 @@ def test_top_on_no_terminal_is_one_look(job: Job) -> None:
     assert "one look" in done.stderr
 
 
-class Terminal:
-    """A command in a terminal, and what a person sees there."""
-
-    def __init__(self, *command: str, environment: dict[str, str]) -> None:
-        self._master, slave = os.openpty()
-        os.set_blocking(self._master, False)
-        size = struct.pack("HHHH", HEIGHT, WIDTH, 0, 0)
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, size)
-        self.modes_before = termios.tcgetattr(slave)
-        self._slave = slave
-        self.process = subprocess.Popen(
-            command,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**os.environ, "TERM": "xterm-256color", **environment},
-            start_new_session=True,
-        )
-        self.screen = pyte.Screen(WIDTH, HEIGHT)
-        self._stream = pyte.Stream(self.screen)
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self.raw = b""
-
-    @property
-    def modes(self) -> list[object]:
-        return termios.tcgetattr(self._slave)
-
-    def until(self, is_so: Callable[[str], bool]) -> str:
-        """What is on the screen once it is as wanted."""
-        deadline = time.monotonic() + WAIT_TIMEOUT_S
-        while not is_so(text := "\n".join(self.screen.display)):
-            assert time.monotonic() < deadline, text
-            if select.select([self._master], [], [], 0.1)[0]:
-                data = os.read(self._master, 65536)
-                self.raw += data
-                self._stream.feed(self._decoder.decode(data))
-        return text
-
-    def press(self, keys: bytes) -> None:
-        os.write(self._master, keys)
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self._master)
-        os.close(self._slave)
-
-
 def test_top_takes_the_screen_and_gives_it_back(job: Job) -> None:
     terminal = Terminal(
         *(sys.executable, "-m", "psctl", "top"),
@@ -178,5 +119,33 @@ def test_top_takes_the_screen_and_gives_it_back(job: Job) -> None:
         assert terminal.process.wait(WAIT_TIMEOUT_S) == ExitCode.DONE
         assert terminal.modes == terminal.modes_before
         terminal.until(lambda _: b"\x1b[?1049l" in terminal.raw)
+    finally:
+        terminal.close()
+
+
+def test_a_launcher_shows_the_job_below_what_its_script_prints(
+    job: Job, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time, pathlib\n"
+        "for number in range(30):\n    print('line', number, flush=True)\n"
+        f"while not pathlib.Path({str(tmp_path / 'enough')!r}).exists():\n"
+        "    time.sleep(0.01)\n"
+        "print('last line', flush=True)\n"
+    )
+    terminal = Terminal(
+        *(sys.executable, "-m", "psworker", "run", "--", str(script)),
+        environment={"PS_COORDINATOR": job.address},
+    )
+    try:
+        terminal.until(lambda text: "line 29" in text and "job " in text)
+        assert terminal.screen.display[-1].startswith("job finished")
+        (tmp_path / "enough").touch()
+        terminal.until(lambda text: "last line" in text)
+        assert terminal.process.wait(WAIT_TIMEOUT_S) == ExitCode.DONE
+        text = terminal.until(lambda text: "job finished" not in text)
+        assert "last line" in text
+        assert terminal.screen.margins is None, "the shell has all rows again"
     finally:
         terminal.close()

@@ -3914,6 +3914,32 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "the time that is left of an epoch by its whole past",
+        (
+            Edit(
+                "psworker/pace.py",
+                "        while now_s - self._seen[0][0] > WINDOW_S:\n",
+                "        while len(self._seen) > 10_000:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/test_status_row.py::test_an_epoch_takes_as_long_as_of_late",
+        ),
+    ),
+    PlantedBug(
+        "a launcher leaves the terminal without its last row",
+        (
+            Edit(
+                "psworker/status_row.py",
+                'self._write(f"{_SAVE}\\x1b[r{last}{_RESTORE}")',
+                'self._write(f"{_SAVE}{last}{_RESTORE}")',
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/test_status_row.py::test_what_scripts_print_scrolls_above_the_row",
+        ),
+    ),
+    PlantedBug(
         "doctor ends with 0 though there is a problem",
         (
             Edit(

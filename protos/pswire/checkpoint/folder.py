@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from io import BytesIO
+from io import BytesIO, RawIOBase
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from xxhash import xxh3_128_hexdigest
@@ -46,6 +46,7 @@ from pswire.names import printable
 
 if TYPE_CHECKING:
     import torch
+    from _typeshed import WriteableBuffer
 
     from pswire.checkpoint.parts import PartReader
 
@@ -122,6 +123,9 @@ class CheckpointFolder:
 
     Beside what they name, all raise `StorageError` when the folder can't be read or
     written, and `CheckpointError` for a name that is no checkpoint's.
+
+    Attributes:
+        on_read: Called with how many bytes of a part were read, by any thread.
     """
 
     def __init__(self, url: str, storage: Storage | None = None) -> None:
@@ -131,6 +135,7 @@ class CheckpointFolder:
             CheckpointError: The URL names nothing that can be read or written.
         """
         self._storage = storage or storage_of(url)
+        self.on_read: Callable[[int], object] | None = None
         self._claim: Owner | None = None
         self._owner_lock = threading.Lock()
 
@@ -250,7 +255,7 @@ class CheckpointFolder:
         path = f"{CheckpointName.checked(name)}/{part.name}"
         with self._reading_part(path):
             self._check_size(path, part)
-            file = self._storage.open(path)
+            file = self._opened(path)
             try:
                 return PartReader(file, part, place=f"{path} in {self.url}")
             except BaseException:
@@ -498,11 +503,15 @@ class CheckpointFolder:
                 return ""
             with self._reading_part(path):
                 self._check_size(path, part)
-                with self._storage.open(path) as file:
+                with self._opened(path) as file:
                     check_contents(file, part)
         except DamagedError as error:
             return str(error)
         return ""
+
+    def _opened(self, path: str) -> RawIOBase:
+        file = self._storage.open(path)
+        return file if self.on_read is None else _CountedFile(file, self.on_read)
 
     def _has_sizes(self, manifest: Manifest) -> bool:
         try:
@@ -607,3 +616,29 @@ class CheckpointFolder:
 def _is_file(name: str) -> bool:
     """Whether it is the name of a part, or of registered state."""
     return name == STATE or _PART.fullmatch(name) is not None
+
+
+class _CountedFile(RawIOBase):
+    """A file that tells what is read of it."""
+
+    def __init__(self, file: RawIOBase, on_read: Callable[[int], object]) -> None:
+        self._file = file
+        self._on_read = on_read
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int | None:
+        count = self._file.readinto(buffer)
+        self._on_read(count or 0)
+        return count
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
