@@ -34,7 +34,7 @@ from pswire.options import (
 
 @takes_credentials
 def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> None:
-    """Shows what a job is doing, why it is slow or waits, and where it stands.
+    """Shows what a job is doing, and why it is slow or waits.
 
     Example: psctl status --coordinator localhost:7070
     """
@@ -122,7 +122,7 @@ def top(
         ),
     ] = 1.0,
 ) -> None:
-    """Shows a job in this terminal: what it does, whom it waits for, workers, shards.
+    """Shows a job in this terminal, and why it is slow.
 
     Example: psctl top --coordinator trainer-0:7070 --interval 2
 
@@ -157,12 +157,13 @@ def events(
         bool, typer.Option("--json", help="Print a line of JSON for each event.")
     ] = False,
 ) -> None:
-    """Lists what has happened to a job: joins, losses, checkpoints, changes.
+    """Lists what has happened to a job.
 
     Example: psctl events --follow --json
 
-    The coordinator remembers the last 1,000 events. Numbers go on when it is started
-    again, so that a script can ask for what it has missed.
+    Joins, losses, checkpoints, changes of the mode. The coordinator remembers the last
+    1,000 events. Numbers go on when it is started again, so that a script can ask for
+    what it has missed.
     """
     from psctl.events import print_events
 

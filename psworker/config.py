@@ -48,6 +48,7 @@ RUN_KEYS: Final = frozenset(
         "max_restarts",
         "nproc",
         "one_push_per_host",
+        "progress",
     }
 )
 """What `psworker run` alone takes of its section of the job's file."""

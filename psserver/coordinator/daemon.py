@@ -96,10 +96,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         calls = OpenCalls(fitted(config.limits, descriptors()[1]), access)
         server = make_server(
             ServerKind.COORDINATOR,
-            [
-                coordinator_handler(host),
-                probe_handler(knows_callers=access is not None, shares_memory=False),
-            ],
+            [coordinator_handler(host), probe_handler(access)],
             calls,
             coordinator_keepalive(config.lease_ttl_ms),
         )

@@ -9,6 +9,7 @@ from typing import Final
 
 import grpc
 
+from psserver.edge.access import Access
 from psserver.edge.answer_slots import AnswerSlots
 from psserver.edge.guard import Context, address_of, machine_of, streamed
 from pswire.limits import MESSAGE_BYTES_MAX, PROBE_BYTES_MAX, PROTOCOL_VERSION
@@ -29,12 +30,12 @@ _PIECE: Final = bytes(1 << 20)
 
 
 def probe_handler(
-    *, knows_callers: bool, shares_memory: bool
+    access: Access | None, *, shares_memory: bool = False
 ) -> grpc.GenericRpcHandler:
     """The service, for one server.
 
     Args:
-        knows_callers: Whether the server asks callers who they are.
+        access: Knows the server's callers, None where they are not asked who they are.
         shares_memory: Whether the daemon would share memory with a worker.
     """
     slots = AnswerSlots(each_max=_SLOTS_EACH, all_max=_SLOTS)
@@ -59,7 +60,7 @@ def probe_handler(
             unix_us=time.time_ns() // 1000,
             message_bytes_max=MESSAGE_BYTES_MAX,
             caller_address=address_of(context),
-            knows_callers=knows_callers,
+            knows_callers=access is not None,
             sharing_obstacle=obstacle,
         )
 

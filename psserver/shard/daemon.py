@@ -126,9 +126,7 @@ async def run_shard(config: ShardConfig) -> None:
     late = LateHandler()
     access = Access.of(config.listen)
     calls = OpenCalls(fitted(config.limits, descriptors()[1]), access)
-    probe = probe_handler(
-        knows_callers=access is not None, shares_memory=config.shares_memory
-    )
+    probe = probe_handler(access, shares_memory=config.shares_memory)
     server = make_server(ServerKind.SHARD, [late, probe], calls)
     health = grpc_health.v1.health.aio.HealthServicer()
     add_HealthServicer_to_server(health, server)

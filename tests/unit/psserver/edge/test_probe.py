@@ -28,7 +28,7 @@ TIMEOUT_S = 10.0
 
 @asynccontextmanager
 async def serving(*, shares_memory: bool = True) -> AsyncIterator[str]:
-    handler = probe_handler(knows_callers=False, shares_memory=shares_memory)
+    handler = probe_handler(None, shares_memory=shares_memory)
     server = make_server(ServerKind.SHARD, [handler], OpenCalls(DEFAULT_LIMITS))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
