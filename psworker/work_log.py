@@ -4,7 +4,6 @@ Written by that thread without a lock, and read by others: what they see may be 
 old. Counters only grow, but for a new start of the worker.
 """
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from threading import get_ident
@@ -83,10 +82,11 @@ class WorkLog:
         """The script does this from now on; returns what it did before.
 
         Nothing changes by another thread than that of its steps, such as one that draws
-        batches ahead.
+        batches ahead; nor while it waits for others, by what it sends them meanwhile.
         """
         before = self.activity
-        if get_ident() == self._thread_id:
+        is_for_others = before is Activity.IDLE and activity in _OF_STEPS
+        if get_ident() == self._thread_id and not is_for_others:
             now_s = time.perf_counter()
             since_s, self._since_s = self._since_s, now_s
             self._seconds[before] += now_s - since_s
@@ -157,8 +157,9 @@ class WorkLog:
         Tensors that were logged are read here, which waits for their device.
         """
         logged, self._logged = self._logged, {}
-        for name, each in logged.items():
-            self._metrics[name] = (_mean(each), each.step)
+        for name, each in list(logged.items()):
+            if each.count:  # else it was being noted just now
+                self._metrics[name] = (float(each.total) / each.count, each.step)
         activity, since_s = self.activity, self._since_s
         seconds = list(self._seconds)
         # What is under way counts too, or a long wait would be seen at its end only.
@@ -173,6 +174,8 @@ class WorkLog:
             metrics=dict(self._metrics),
         )
 
+
+_OF_STEPS: Final = (Activity.SENDING, Activity.WAITING)
 
 NOT_A_NUMBER: Final = "it is logged as a number, or as a tensor of one element"
 
@@ -201,8 +204,3 @@ def _checked(name: str, value: object) -> LogValue:
         raise ConfigurationError(
             f"ps.log({name}=...) got a {type(value).__qualname__}: {NOT_A_NUMBER}"
         ) from None
-
-
-def _mean(logged: _Logged) -> float:
-    total = float(logged.total)
-    return total / logged.count if logged.count else math.nan

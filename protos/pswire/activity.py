@@ -11,3 +11,4 @@ class Activity(IntEnum):
     LOADING = 2
     SENDING = 3
     WAITING = 4
+    IDLE = 5

@@ -121,8 +121,7 @@ class EpochLeases:
             return True
         if rejoin_count != self._source.rejoin_count:
             return False
-        # Others have the data: it is not the loader that the script waits for.
-        before = self._source.work.enter(Activity.WAITING)
+        before = self._source.work.enter(Activity.IDLE)  # others have the data
         try:
             while not self._ready and not self._is_closed:
                 if self._waiting is None:

@@ -179,10 +179,8 @@ class ControlClient(CoordinatorPort):
         *,
         timeout_s: float,
     ) -> None:
-        _, compute_s, load_s, send_s, wait_s = done.seconds
-        encodings = {
-            compression.push or "raw": [traffic.sent_bytes, 0],
-        }
+        _, compute_s, load_s, send_s, wait_s, idle_s = done.seconds
+        encodings = {compression.push or "raw": [traffic.sent_bytes, 0]}
         received = encodings.setdefault(compression.pull or "raw", [0, 0])
         received[1] = traffic.received_bytes
         answer = await self._call(
@@ -197,6 +195,7 @@ class ControlClient(CoordinatorPort):
                 load_s=load_s,
                 send_s=send_s,
                 wait_s=wait_s,
+                idle_s=idle_s,
                 activity=pb.Activity.ValueType(done.activity),
                 activity_ms=round(done.activity_s * 1000),
                 traffic=pb.Traffic(

@@ -4091,4 +4091,200 @@ BUGS = (
             "tests/unit/psserver/coordinator/core/data/test_epoch_report.py::test_what_becomes_of_samples_is_told_by_kind",
         ),
     ),
+    PlantedBug(
+        "a slow link is called a straggler",
+        (
+            Edit(
+                "psserver/coordinator/core/diagnosis.py",
+                "max(parts, key=lambda each: parts[each] - usual_parts[each])",
+                "Cause.STRAGGLER",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_diagnosis.py::test_a_slow_link_of_one_worker_is_no_straggler",
+            "tests/unit/psserver/coordinator/core/test_diagnosis.py::test_a_loader_that_does_not_keep_up_is_no_straggler",
+        ),
+    ),
+    PlantedBug(
+        "what a worker waits for others counts as its own",
+        (
+            Edit(
+                "psserver/coordinator/core/diagnosis.py",
+                "steps.send_ms + steps.wait_ms - self.peer_wait_ms)",
+                "steps.send_ms + steps.wait_ms)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_diagnosis.py::test_a_straggler_is_named_with_its_time_and_theirs",
+        ),
+    ),
+    PlantedBug(
+        "noise of a step is called a straggler",
+        (
+            Edit(
+                "psserver/coordinator/core/diagnosis.py",
+                "SLOWER_FACTOR = 1.5",
+                "SLOWER_FACTOR = 1.05",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_diagnosis.py::test_an_even_job_with_noise_raises_no_alarm",
+        ),
+    ),
+    PlantedBug(
+        "workers that share memory have a slow link",
+        (
+            Edit(
+                "psserver/coordinator/core/diagnosis.py",
+                "[each for each in known if not each.shares_memory]",
+                "known",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_diagnosis.py::test_a_slow_link_of_all_is_named_unless_they_share_memory_or_send_much",
+        ),
+    ),
+    PlantedBug(
+        "a full disk is any failure of a checkpoint",
+        (
+            Edit(
+                "psserver/coordinator/core/diagnosis.py",
+                "any(text in facts.checkpoint_failure for text in FULL_DISK_TEXTS)",
+                "facts.checkpoint_failure",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_diagnosis.py::test_a_full_disk_is_told_from_another_failure_of_a_checkpoint",
+        ),
+    ),
+    PlantedBug(
+        "events of a coordinator that is started again have old numbers",
+        (
+            Edit(
+                "psserver/coordinator/core/events.py",
+                "start_count * NUMBERS_PER_START + 1",
+                "1",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_events.py::test_numbers_grow_over_starts_and_the_oldest_events_go",
+        ),
+    ),
+    PlantedBug(
+        "a history grows without end",
+        (
+            Edit(
+                "psserver/coordinator/core/progress_history.py",
+                "        if len(self.points) == POINT_COUNT_MAX:\n",
+                "        if len(self.points) == POINT_COUNT_MAX + 1e9:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_progress_history.py::test_the_whole_job_stays_in_view_ever_more_coarsely",
+        ),
+    ),
+    PlantedBug(
+        "a report that a newer one has overtaken counts",
+        (
+            Edit(
+                "psserver/coordinator/core/work.py",
+                "work.step_count < before.step_count or work.total_s",
+                "work.step_count < 0 and work.total_s",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_work.py::test_an_older_report_that_comes_late_changes_nothing",
+        ),
+    ),
+    PlantedBug(
+        "an evicted worker's reports stay",
+        (
+            Edit(
+                "psserver/coordinator/core/roster.py",
+                "            self.work = RecentWork()\n",
+                "            pass\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_work.py::test_who_is_evicted_or_replaced_is_forgotten_with_its_reports",
+        ),
+    ),
+    PlantedBug(
+        "who is no member reports work",
+        (
+            Edit(
+                "psserver/coordinator/core/coordinator.py",
+                "if entry.state in (*PRESENT, WorkerState.LEAVING):",
+                "if entry.state:",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_work.py::test_who_is_no_member_has_done_nothing",
+        ),
+    ),
+    PlantedBug(
+        "a tensor is read as it is logged",
+        (
+            Edit(
+                "psworker/work_log.py",
+                "        return value.detach().reshape(()).float()\n",
+                "        return float(value.detach().reshape(()))\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/test_work_log.py::test_no_tensor_is_read_when_it_is_logged",
+        ),
+    ),
+    PlantedBug(
+        "a thread that draws ahead is taken for the script",
+        (
+            Edit(
+                "psworker/work_log.py",
+                "if get_ident() == self._thread_id and not is_for_others:",
+                "if not is_for_others:",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/test_work_log.py::test_a_thread_that_draws_ahead_is_not_the_script",
+        ),
+    ),
+    PlantedBug(
+        "a push without data counts as waiting for answers",
+        (
+            Edit(
+                "psworker/work_log.py",
+                "before is Activity.IDLE and activity in _OF_STEPS",
+                "False",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/test_work_log.py::test_who_waits_for_others_is_idle_whatever_it_sends_meanwhile",
+        ),
+    ),
+    PlantedBug(
+        "an answer that is held for the bound is no wait",
+        (
+            Edit(
+                "psserver/shard/host/hosted_members.py",
+                "            self.held_s = now_s\n",
+                "            self.held_s = None\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/host/test_hosted_members.py::test_an_answer_that_is_held_back_for_the_bound_is_a_wait_too",
+        ),
+    ),
+    PlantedBug(
+        "an event is sent again to who has it",
+        (
+            Edit(
+                "psserver/coordinator/core/events.py",
+                "if event.number > number)",
+                "if event.number >= number)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/test_watches.py::test_events_come_as_they_happen_to_who_follows_them",
+        ),
+    ),
 )

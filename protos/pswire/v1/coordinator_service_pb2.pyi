@@ -38,6 +38,10 @@ class _ActivityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """A step hands its gradient over."""
     ACTIVITY_WAITING: _Activity.ValueType  # 4
     """A step waits for answers."""
+    ACTIVITY_IDLE: _Activity.ValueType  # 5
+    """It waits for others to compute: those that hold the rest of an epoch, or processes
+    that push with it as one.
+    """
 
 class Activity(_Activity, metaclass=_ActivityEnumTypeWrapper):
     """What a worker does."""
@@ -52,6 +56,10 @@ ACTIVITY_SENDING: Activity.ValueType  # 3
 """A step hands its gradient over."""
 ACTIVITY_WAITING: Activity.ValueType  # 4
 """A step waits for answers."""
+ACTIVITY_IDLE: Activity.ValueType  # 5
+"""It waits for others to compute: those that hold the rest of an epoch, or processes
+that push with it as one.
+"""
 global___Activity = Activity
 
 class _JobPhase:
@@ -2081,6 +2089,7 @@ class ReportWorkRequest(google.protobuf.message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     RECORDED_FIELD_NUMBER: builtins.int
+    IDLE_S_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
     process_id: builtins.str
@@ -2103,6 +2112,8 @@ class ReportWorkRequest(google.protobuf.message.Message):
     """For how long it has done that."""
     resident_bytes: builtins.int
     """Memory of the process that is resident; 0 if it is not known."""
+    idle_s: builtins.float
+    """Seconds in which it has waited for others to compute."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -2137,9 +2148,10 @@ class ReportWorkRequest(google.protobuf.message.Message):
         resident_bytes: builtins.int = ...,
         metrics: collections.abc.Iterable[global___Metric] | None = ...,
         recorded: global___RecordedSpans | None = ...,
+        idle_s: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["recorded", b"recorded", "traffic", b"traffic", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["activity", b"activity", "activity_ms", b"activity_ms", "compute_s", b"compute_s", "job_id", b"job_id", "load_s", b"load_s", "metrics", b"metrics", "process_id", b"process_id", "recorded", b"recorded", "resident_bytes", b"resident_bytes", "sample_count", b"sample_count", "send_s", b"send_s", "step_count", b"step_count", "traffic", b"traffic", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activity", b"activity", "activity_ms", b"activity_ms", "compute_s", b"compute_s", "idle_s", b"idle_s", "job_id", b"job_id", "load_s", b"load_s", "metrics", b"metrics", "process_id", b"process_id", "recorded", b"recorded", "resident_bytes", b"resident_bytes", "sample_count", b"sample_count", "send_s", b"send_s", "step_count", b"step_count", "traffic", b"traffic", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
 
 global___ReportWorkRequest = ReportWorkRequest
 

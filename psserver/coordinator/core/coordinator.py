@@ -432,8 +432,9 @@ class CoordinatorCore:
             self.have_patience(now_ms)
 
     def report_work(self, entry: WorkerEntry, work: Work, now_ms: int) -> None:
-        """A worker says what it has done."""
-        self.sample_count += entry.work.take(work, now_ms)
+        """A worker says what it has done; who is no member has done nothing."""
+        if entry.state in (*PRESENT, WorkerState.LEAVING):
+            self.sample_count += entry.work.take(work, now_ms)
 
     def evict(self, entry: WorkerEntry, now_ms: int) -> None:
         """Evicts a member that lives, as soon as enough would be left without it."""

@@ -5,7 +5,7 @@ Counters only grow from its joining on; whoever reads them makes the rates.
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pswire.activity import Activity
 
@@ -40,6 +40,7 @@ class Work:
         load_s: Time in which the script has waited for its loader.
         send_s: Time in which steps have handed gradients over.
         wait_s: Time in which steps have waited for answers.
+        idle_s: Time in which it has waited for others to compute.
         activity: What it does now.
         activity_ms: For how long it has done that.
         sent_bytes: Of its messages to shards.
@@ -55,6 +56,7 @@ class Work:
     load_s: float = 0.0
     send_s: float = 0.0
     wait_s: float = 0.0
+    idle_s: float = 0.0
     activity: Activity = Activity.UNKNOWN
     activity_ms: int = 0
     sent_bytes: int = 0
@@ -66,7 +68,8 @@ class Work:
     @property
     def total_s(self) -> float:
         """All of its time since it began to train."""
-        return self.compute_s + self.load_s + self.send_s + self.wait_s
+        own_s = self.compute_s + self.load_s + self.send_s + self.wait_s
+        return own_s + self.idle_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +101,16 @@ class StepMeans:
 
 
 class RecentWork:
-    """The last reports of one start of one worker."""
+    """The last reports of one start of one worker.
+
+    Attributes:
+        newest: Its last one, None before the first.
+    """
 
     def __init__(self) -> None:
+        self.newest: Work | None = None
         self._reports: deque[tuple[int, Work]] = deque(maxlen=REPORT_COUNT_MAX)
         self._first: Work | None = None
-
-    @property
-    def newest(self) -> Work | None:
-        """Its last report, None before the first."""
-        return self._reports[-1][1] if self._reports else None
 
     def take(self, work: Work, now_ms: int) -> int:
         """Takes a report; one that a newer one has overtaken changes nothing.
@@ -121,9 +124,11 @@ class RecentWork:
             work.step_count < before.step_count or work.total_s < before.total_s
         ):
             return 0
-        self._reports.append((now_ms, work))
+        self.newest = work
+        counters = replace(work, encodings={}, metrics={})
+        self._reports.append((now_ms, counters))
         if self._first is None and work.step_count:
-            self._first = work
+            self._first = counters
         return 0 if before is None else work.sample_count - before.sample_count
 
     def lately(self) -> StepMeans | None:

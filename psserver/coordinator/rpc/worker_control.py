@@ -57,6 +57,7 @@ _COUNTERS = (
     "load_s",
     "send_s",
     "wait_s",
+    "idle_s",
     "activity_ms",
     "resident_bytes",
 )
@@ -256,8 +257,7 @@ class WorkerControl:
         self, request: messages.ReportWorkRequest, context: Context
     ) -> messages.ReportWorkResponse:
         entry = self._callers.own_entry(request)
-        if entry.state not in GONE:
-            self._host.core.report_work(entry, _work(request), now_ms())
+        self._host.core.report_work(entry, _work(request), now_ms())
         name = f"worker {entry.worker.worker_id}"
         return messages.ReportWorkResponse(
             trace=take_recorded(self._host, name, request.recorded),

@@ -326,15 +326,15 @@ class HostSteps(GroupEntry):
     def _go_through(
         self, part: StepPart | None, load: StateLoad | None, *, is_discarded: bool
     ) -> PushResult:
-        """Does what the group needs until the step that a part was offered for is over.
-
-        Others may have to offer theirs first, which counts as waiting for answers.
-        """
-        self._work.enter(Activity.WAITING)
+        """Does what the group needs until the step of the offered part is over."""
         limit_s = self._config.step_timeout_s + _MARGIN_S
         deadline, log = time.monotonic() + limit_s, WaitingLog()
         while True:
-            task = self._life.driver.next_task(deadline, log)
+            before = self._work.enter(Activity.IDLE)  # others have to offer theirs
+            try:
+                task = self._life.driver.next_task(deadline, log)
+            finally:
+                self._work.enter(before)
             if task is None:
                 raise StepTimeoutError(
                     f"the step was not complete within {limit_s:g} s: waiting for "

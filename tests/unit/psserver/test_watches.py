@@ -322,7 +322,10 @@ METRICS = [messages.Metric(name=f"n{number}", value=1.0) for number in range(17)
 async def test_a_report_of_work_that_makes_no_sense_changes_nothing(
     host: CoordinatorHost, fields: dict[str, Any], reason: ErrorReason
 ) -> None:
+    watch = watch_shard(host)
+    await anext(watch)
     join(host)
+    report(host)
     entry = host.core.roster.present("a")
     assert entry is not None
     own: Any = {

@@ -46,17 +46,17 @@ def test_each_second_counts_for_what_the_script_did_in_it(clock: Clock) -> None:
     work.enter(Activity.WAITING)
     clock.now_s += 16
     done = work.read()
-    assert done.seconds == (0, 1 + 4, 2, 8, 16)
+    assert done.seconds == (0, 1 + 4, 2, 8, 16, 0)
     assert (done.activity, done.activity_s) == (Activity.WAITING, 16)
     work.note_step(32)
     work.enter(did)
     clock.now_s += 32
     done = work.read()
-    assert done.seconds == (0, 1 + 4 + 32, 2, 8, 16)
+    assert done.seconds == (0, 1 + 4 + 32, 2, 8, 16, 0)
     assert (done.step_count, done.sample_count) == (1, 32)
     work.restart()
     clock.now_s += 3
-    assert work.read().seconds == (0, 35, 0, 0, 0)
+    assert work.read().seconds == (0, 35, 0, 0, 0, 0)
     assert work.read().step_count == 0
 
 
@@ -67,6 +67,21 @@ def test_a_thread_that_draws_ahead_is_not_the_script(clock: Clock) -> None:
     other.start()
     other.join()
     assert work.activity is Activity.COMPUTING
+
+
+def test_who_waits_for_others_is_idle_whatever_it_sends_meanwhile(
+    clock: Clock,
+) -> None:
+    work = WorkLog()
+    work.start()
+    before = work.enter(Activity.IDLE)
+    clock.now_s += 3
+    within = work.enter(Activity.WAITING)  # a push without data
+    clock.now_s += 4
+    work.enter(within)
+    work.enter(before)
+    clock.now_s += 5
+    assert work.read().seconds == (0, 5, 0, 0, 0, 7)
 
 
 def test_the_time_of_a_loader_is_that_until_each_batch_is_there(clock: Clock) -> None:
@@ -80,7 +95,7 @@ def test_the_time_of_a_loader_is_that_until_each_batch_is_there(clock: Clock) ->
     work.start()
     for _ in work.loading(batches()):
         clock.now_s += 2
-    assert work.read().seconds == (0, 3 * 2, 3 * 5 + 1, 0, 0)
+    assert work.read().seconds == (0, 3 * 2, 3 * 5 + 1, 0, 0, 0)
 
 
 def test_what_is_logged_is_the_mean_since_it_was_read_last() -> None:

@@ -63,6 +63,13 @@ def test_an_older_report_that_comes_late_changes_nothing() -> None:
     assert recent.newest == _work(9)
 
 
+def test_who_is_no_member_has_done_nothing() -> None:
+    driven = DrivenCoordinator.running("a")
+    stranger = driven.register("stranger")
+    driven.core.report_work(stranger, _work(3), 0)
+    assert stranger.work.newest is None
+
+
 def test_who_is_evicted_or_replaced_is_forgotten_with_its_reports() -> None:
     driven = DrivenCoordinator.running("a", "b")
     core = driven.core
