@@ -29,6 +29,7 @@ _KINDS: Final = {
     Activity.LOADING: "load",
     Activity.SENDING: "send",
     Activity.WAITING: "wait",
+    Activity.IDLE: "idle",
 }
 """Of spans."""
 

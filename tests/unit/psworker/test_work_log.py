@@ -11,7 +11,7 @@ from pswire.activity import Activity
 from pswire.limits import METRIC_COUNT_MAX
 from psworker import LocalConnection
 from psworker.errors import ClosedError, ConfigurationError
-from psworker.work_log import WorkLog
+from psworker.work_log import _KINDS, WorkLog
 
 
 class Clock:
@@ -159,3 +159,7 @@ def test_without_a_job_logging_is_checked_and_shown_nowhere() -> None:
     ps.close()
     with pytest.raises(ClosedError):
         ps.log(loss=1.0)
+
+
+def test_every_activity_but_the_unknown_one_has_a_kind_in_traces() -> None:
+    assert _KINDS.keys() == {*Activity} - {Activity.UNKNOWN}
