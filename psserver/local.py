@@ -11,7 +11,13 @@ import sys
 from psserver.config import ConfigurationError, CoordinatorConfig, OptionError
 from psserver.edge.coordinator_settings import ShardLossPolicy
 from psserver.edge.ending import JobFailedError
-from psserver.edge.lifecycle import DRAIN_TIMEOUT_S, LAST_CHECKPOINT_S, print_line, stay
+from psserver.edge.lifecycle import (
+    DRAIN_TIMEOUT_S,
+    LAST_CHECKPOINT_S,
+    notify_systemd,
+    print_line,
+    stay,
+)
 from pswire.addresses import Address
 from pswire.config_options import switch_argument
 from pswire.exit_codes import ExitCode
@@ -21,15 +27,19 @@ log = logging.getLogger("psserver.local")
 
 PR_SET_PDEATHSIG = 1
 
+RETURNS = "and the job returns to its newest checkpoint"
+GOES_ON = "and training goes on meanwhile"
+"""The shards have the values, and the state folder has all else."""
+
 SHORT_LIFE_S = 5.0
-"""A shard that is killed before has not come to load a checkpoint, or dies of it."""
+"""A daemon that is killed before has not come to read its state, or dies of it."""
 
 SHORT_LIVES_MAX = 5
-"""Short lives of a shard in a row, after which the job ends: what kills it each time,
+"""Short lives of a daemon in a row, after which the job ends: what kills it each time,
 as too little memory does, would kill it for ever."""
 
 PAUSE_S = 1.0
-"""Before a shard is started again after a short life; each time in a row twice as
+"""Before a daemon is started again after a short life; each time in a row twice as
 long."""
 
 
@@ -86,13 +96,14 @@ async def _supervise(
     ]
     common += [f"--tokens={config.listen.tokens}"] if config.listen.tokens else []
     common += [f"--history={config.history}"] if config.history else []
-    coordinator = await _start(
-        "coordinator",
-        f"--listen={config.listen.address}",
+    coordinator_arguments = (
         f"--state-dir={config.state_dir / 'coordinator'}",
         f"--admin-listen={'off' if config.admin is None else config.admin.address}",
         *job_arguments,
         *common,
+    )
+    coordinator = await _start(
+        "coordinator", f"--listen={config.listen.address}", *coordinator_arguments
     )
     children.append(coordinator)
     assert coordinator.stdout is not None
@@ -124,13 +135,14 @@ async def _supervise(
         config.checkpoint_url is not None
         and config.shard_loss_policy is not ShardLossPolicy.FAIL
     )
-    duties = [asyncio.create_task(_end_of("the coordinator", coordinator))]
-    duties += [
-        asyncio.create_task(
-            _keep_shard(index, arguments, children, is_started_again=returns)
-        )
-        for index, arguments in enumerate(shards)
+    notify_systemd("READY=1")
+    again = ("coordinator", f"--listen={address}", *coordinator_arguments)
+    keeping = [_keep("the coordinator", 0, again, children, GOES_ON)]
+    keeping += [
+        _keep(f"shard {i}", 1 + i, arguments, children, RETURNS if returns else "")
+        for i, arguments in enumerate(shards)
     ]
+    duties = [asyncio.create_task(each) for each in keeping]
     try:
         await asyncio.gather(*duties)
     finally:
@@ -139,25 +151,22 @@ async def _supervise(
         await asyncio.gather(*duties, return_exceptions=True)
 
 
-async def _end_of(name: str, child: asyncio.subprocess.Process) -> None:
-    code = await child.wait()
-    raise JobFailedError(f"{name} {_ended_text(code)}")
-
-
-async def _keep_shard(
-    index: int,
+async def _keep(
+    name: str,
+    place: int,
     arguments: tuple[str, ...],
     children: list[asyncio.subprocess.Process],
-    *,
-    is_started_again: bool,
+    what_follows: str,
 ) -> None:
-    """Starts a shard again each time that it is killed, as long as that may help.
+    """Starts a daemon again each time that it is killed, as long as that may help.
 
     Args:
-        index: Which shard.
+        name: The daemon, for people.
+        place: Its place among `children`.
         arguments: Of its command line.
-        children: All processes: the coordinator, then shards by index.
-        is_started_again: Whether the job goes on without the values of a killed one.
+        children: All processes.
+        what_follows: What the job does without it, until it is there again; empty if
+            the job can't go on.
 
     Raises:
         JobFailedError: It ended by itself, or lives too short each time.
@@ -166,9 +175,9 @@ async def _keep_shard(
     short_count = 0
     while True:
         began_s = loop.time()
-        code = await children[1 + index].wait()
-        ended = f"shard {index} {_ended_text(code)}"
-        if code >= 0 or not is_started_again:
+        code = await children[place].wait()
+        ended = f"{name} {_ended_text(code)}"
+        if code >= 0 or not what_follows:
             raise JobFailedError(ended)
         is_short = loop.time() - began_s < SHORT_LIFE_S
         short_count = short_count + 1 if is_short else 0
@@ -180,12 +189,12 @@ async def _keep_shard(
             )
         pause_s = PAUSE_S * 2 ** (short_count - 1) if is_short else 0.0
         when = f"in {pause_s:g} s" if pause_s else "now"
-        log.warning(
-            "%s: it is started again %s, and the job returns to its newest checkpoint",
-            *(ended, when),
-        )
+        log.warning("%s: it is started again %s, %s", ended, when, what_follows)
         await asyncio.sleep(pause_s)
-        children[1 + index] = await _start(*arguments)
+        child = children[place] = await _start(*arguments)
+        if place == 0:
+            assert child.stdout is not None
+            await child.stdout.readline()  # where it listens, as before
 
 
 def _ended_text(code: int) -> str:
@@ -205,6 +214,8 @@ async def _start(*arguments: str) -> asyncio.subprocess.Process:
         *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
+        # The service manager hears of this process.
+        env={**os.environ, "NOTIFY_SOCKET": ""},
         preexec_fn=_prepare_child,
     )
 

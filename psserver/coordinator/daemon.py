@@ -1,8 +1,10 @@
 """The coordinator daemon."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc
 import grpc_health.v1.health
@@ -32,6 +34,7 @@ from psserver.edge.lifecycle import (
     announce,
     bind,
     print_line,
+    refuse_readiness,
     stay,
     stop,
     watch_certificates,
@@ -117,12 +120,8 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
                     watch_room(calls, address.port),
                     watch_certificates(config.listen),
                     watch_tokens(access),
+                    drain=partial(_drain, host, health, admin),
                 )
-                if admin is not None:
-                    admin.drain()
-                if settings.checkpoints is not None:
-                    await host.save_last()
-                    print_line(STOPPING_LINE)
         finally:
             await health.enter_graceful_shutdown()
             await stop(server)
@@ -193,8 +192,22 @@ def _tell(config: CoordinatorConfig, host: CoordinatorHost) -> None:
         )
 
 
+async def _drain(
+    host: CoordinatorHost,
+    health: grpc_health.v1.health.aio.HealthServicer,
+    admin: AdminPort | None,
+) -> None:
+    host.is_ending = True
+    await refuse_readiness(health, admin)
+    if host.core.settings.checkpoints is not None:
+        await host.checkpoints.save_last()
+        print_line(STOPPING_LINE)
+
+
 async def _fail_with(host: CoordinatorHost) -> None:
     reason = await host.until_failed()
+    if host.is_ending:  # its shards end, too: nobody needs to do anything
+        await asyncio.Event().wait()
     cure = "start a new job, with another --state-dir"
     if host.core.way_back is not None:
         cure = (

@@ -60,6 +60,7 @@ ROLES: Final[Mapping[str, frozenset[Role]]] = {
             "ReportCut": _SHARDS,
             "ReportCheckpoint": _SHARDS,
             "ReportProgress": _SHARDS,
+            "DrainShard": _SHARDS,
             "RegisterWorker": _WORKERS,
             "WatchWorker": _WORKERS,
             "Join": _WORKERS,

@@ -7,7 +7,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING
 
 import grpc.aio
 
@@ -16,6 +17,11 @@ from psserver.edge.server import server_credentials
 from pswire.addresses import Address
 from pswire.end_signals import EndWish, Heard
 from pswire.security.certificates import certificates_of
+
+if TYPE_CHECKING:
+    import grpc_health.v1.health
+
+    from psserver.edge.admin import AdminPort
 
 DRAIN_TIMEOUT_S = 2.0
 """Time for calls to end after SIGTERM; a second signal ends it at once."""
@@ -139,8 +145,15 @@ def notify_systemd(state: str) -> None:
         sender.sendto(state.encode(), target)
 
 
-async def stay(*duties: Coroutine[None, None, None]) -> None:
+async def stay(
+    *duties: Coroutine[None, None, None],
+    drain: Callable[[], Awaitable[None]] | None = None,
+) -> None:
     """Runs until SIGTERM or SIGINT, or until one of the duties ends.
+
+    Args:
+        duties: What runs meanwhile, and goes on while the daemon drains.
+        drain: What a signal lets begin, and waits for; a second signal does not.
 
     Raises:
         Whatever a duty raised.
@@ -150,20 +163,47 @@ async def stay(*duties: Coroutine[None, None, None]) -> None:
     wish = EndWish()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _hear, wish, told, number)
-    tasks = [asyncio.create_task(duty) for duty in duties]
-    waiter = asyncio.create_task(told.wait())
-    try:
-        done, _ = await asyncio.wait(
-            [*tasks, waiter], return_when=asyncio.FIRST_COMPLETED
-        )
-        for task in done:
-            if task is not waiter:
-                task.result()
-    finally:
-        for task in (*tasks, waiter):
-            task.cancel()
-        await asyncio.gather(*tasks, waiter, return_exceptions=True)
+
+    async def until_drained() -> None:
+        await told.wait()
         notify_systemd("STOPPING=1")
+        if drain is not None:
+            await drain()
+
+    running = (*duties, keep_watchdog(), until_drained())
+    tasks = [asyncio.create_task(each) for each in running]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def keep_watchdog(environ: Mapping[str, str] = os.environ) -> None:
+    """Tells the service manager that the event loop turns, as often as it asks for.
+
+    A loop that is stuck sends nothing, and the manager starts the daemon again.
+    Source: sd_watchdog_enabled(3), which asks for half of the time.
+    """
+    limit_us = environ.get("WATCHDOG_USEC", "")
+    process_id = environ.get("WATCHDOG_PID", "")
+    if limit_us.isdecimal() and process_id in ("", str(os.getpid())):
+        while True:
+            notify_systemd("WATCHDOG=1")
+            await asyncio.sleep(int(limit_us) / 2e6)
+    await asyncio.Event().wait()  # as long as the daemon serves
+
+
+async def refuse_readiness(
+    health: "grpc_health.v1.health.aio.HealthServicer", admin: "AdminPort | None"
+) -> None:
+    """Says from now on, to whoever asks, that the daemon is not ready."""
+    if admin is not None:
+        admin.drain()
+    await health.enter_graceful_shutdown()
 
 
 async def stop(server: grpc.aio.Server) -> None:

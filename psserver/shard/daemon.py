@@ -21,6 +21,7 @@ from psserver.edge.ending import JobFailedError
 from psserver.edge.lifecycle import (
     announce,
     bind,
+    refuse_readiness,
     stay,
     stop,
     watch_certificates,
@@ -154,6 +155,12 @@ async def run_shard(config: ShardConfig) -> None:
                 process.admin = admin
                 if admin is not None:
                     log.info("health and metrics of this shard are at %s", admin.url)
+
+                async def drain() -> None:
+                    await refuse_readiness(health, admin)
+                    if place.host is not None and place.client is not None:
+                        await place.client.drain(place.host)
+
                 announce("shard", address)
                 await stay(
                     _serve(
@@ -163,6 +170,7 @@ async def run_shard(config: ShardConfig) -> None:
                     watch_certificates(config.listen),
                     watch_tokens(access),
                     _import_optimizers(),
+                    drain=drain,
                 )
         finally:
             await health.enter_graceful_shutdown()

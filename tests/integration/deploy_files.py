@@ -39,6 +39,11 @@ class Unit:
                 settings[key] = value
         return cls(settings)
 
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """The variables of the service, of which those given win."""
+        said = shlex.split(self.settings["Environment"])
+        return {**dict(word.split("=", 1) for word in said), **variables}
+
     def command(self, variables: Mapping[str, str], *, instance: str = "") -> list[str]:
         """The command of `ExecStart=`, as systemd would expand it.
 
@@ -46,10 +51,7 @@ class Unit:
             variables: What an `EnvironmentFile=` says, and `STATE_DIRECTORY`.
             instance: What comes after the `@` in the name of the service.
         """
-        environment = dict(
-            word.split("=", 1) for word in shlex.split(self.settings["Environment"])
-        )
-        environment |= variables
+        environment = self.environment(variables)
         words = []
         for word in self.settings["ExecStart"].replace("%i", instance).split():
             if re.fullmatch(r"\$\w+", word):

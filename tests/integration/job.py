@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -63,6 +63,7 @@ class Daemon:
             asyncio.get_running_loop().create_future()
         )
         self.told = asyncio.Event()
+        self.drains = True
         self.coordinator: CoordinatorHost | None = None
         self.shard: ShardHost | None = None
         self.task: asyncio.Task[None] | None = None
@@ -79,8 +80,13 @@ class Daemon:
             self.task.result()
         return await self.listening
 
-    async def stop(self) -> BaseException | None:
-        """As SIGTERM would; what has ended it before, but for a failed job."""
+    async def stop(self, *, drains: bool = True) -> BaseException | None:
+        """As SIGTERM would; what has ended it before, but for a failed job.
+
+        Args:
+            drains: Whether it does what SIGTERM lets it do before it ends.
+        """
+        self.drains = drains
         self.told.set()
         if self.task is None:
             return None
@@ -95,7 +101,9 @@ def _announce(role: str, address: Address) -> None:
     _current.get().listening.set_result(address)
 
 
-async def _stay(*duties: Coroutine[None, None, None]) -> None:
+async def _stay(
+    *duties: Coroutine[None, None, None], drain: Callable[[], Awaitable[None]]
+) -> None:
     """As `lifecycle.stay`, ended by the test instead of a signal."""
     tasks = [asyncio.create_task(duty) for duty in duties]
     waiter = asyncio.create_task(_current.get().told.wait())
@@ -106,6 +114,8 @@ async def _stay(*duties: Coroutine[None, None, None]) -> None:
         for task in done:
             if task is not waiter:
                 task.result()
+        if _current.get().drains:
+            await drain()
     finally:
         for task in (*tasks, waiter):
             task.cancel()
@@ -284,9 +294,9 @@ class Job:
             lambda: [slot.address for slot in self.coordinator.core.shards.slots]
         )
 
-    def end_shard(self, shard_index: int) -> None:
-        """Ends a shard for good, as SIGTERM would."""
-        self.run(self._shards[shard_index].stop())
+    def end_shard(self, shard_index: int, *, drains: bool = False) -> None:
+        """Ends a shard for good, as one that is lost or, if it drains, by SIGTERM."""
+        self.run(self._shards[shard_index].stop(drains=drains))
 
     def replace_shard(self, shard_index: int) -> None:
         """Ends a shard, and starts another one that asks for its place."""
@@ -447,7 +457,9 @@ class Job:
             self._patches.__exit__(None, None, None)
 
     async def _stop(self) -> list[BaseException]:
-        ended = await asyncio.gather(*(daemon.stop() for daemon in self._shards))
+        ended = await asyncio.gather(
+            *(daemon.stop(drains=False) for daemon in self._shards)
+        )
         if self._coordinator is not None:
             ended.append(await self._coordinator.stop())
         handlers = asyncio.all_tasks() - {asyncio.current_task()}

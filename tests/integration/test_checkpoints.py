@@ -444,3 +444,17 @@ def test_a_local_job_that_is_ended_makes_a_last_one(tmp_path: Path) -> None:
         (name,) = folder_in(tmp_path).names()
         assert check_one_cut(folder_in(tmp_path), name).version == 3
         assert "is complete: version 3, clock 3" in processes.log("local")
+
+
+def test_a_shard_that_is_ended_asks_for_a_last_one(tmp_path: Path) -> None:
+    """What it holds is nowhere else, and its coordinator goes on."""
+    with job_in(tmp_path, workers_min=1) as job:
+        worker = Worker.of(job, "a")
+        for _ in range(3):
+            worker.step()
+        before = folder_in(tmp_path).names()
+        job.end_shard(0, drains=True)
+        (made,) = set(folder_in(tmp_path).names()) - set(before)
+        assert check_one_cut(folder_in(tmp_path), made).version == 3
+        with suppress(psworker.PsError):
+            worker.ps.close()

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,11 @@ class Daemons:
         self._notify.bind(str(self._notify_path))
         self._notify.settimeout(0.2)
 
-    def start(self, name: str, command: list[str]) -> None:
+    def start(
+        self, name: str, command: list[str], variables: Mapping[str, str]
+    ) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PS_")}
+        environment |= variables
         environment["NOTIFY_SOCKET"] = str(self._notify_path)
         with (self._folder / f"{name}.log").open("wb") as log:
             self._running[name] = subprocess.Popen(
@@ -154,9 +157,10 @@ def test_units_start_a_job_and_sigterm_ends_it(
             "STATE_DIRECTORY": str(tmp_path / f"shard-{index}"),
         }
         command = SHARD.command(variables, instance=str(index))
-        daemons.start(f"shard-{index}", command)
+        daemons.start(f"shard-{index}", command, SHARD.environment(variables))
     variables = {"PS_LISTEN": address, "STATE_DIRECTORY": str(tmp_path / "state")}
-    daemons.start("coordinator", COORDINATOR.command(variables))
+    command = COORDINATOR.command(variables)
+    daemons.start("coordinator", command, COORDINATOR.environment(variables))
     daemons.wait_ready(3)
     wait_for_shards(address, 2, daemons)
     codes = daemons.stop()
@@ -252,13 +256,15 @@ def test_units_keep_rights_small(unit: Unit) -> None:
         assert unit.settings[setting] == "yes"
     assert unit.settings["CapabilityBoundingSet"] == ""
     assert unit.settings["Type"] == "notify"
+    assert unit.settings["SystemCallFilter"] == "@system-service"
+    assert int(unit.settings["WatchdogSec"]) > 0
 
 
 def test_units_leave_time_for_a_last_checkpoint() -> None:
     """And shards are stopped after the coordinator, which asks them for it."""
     for unit in (COORDINATOR, SHARD):
         assert unit.settings["KillMode"] == "mixed"
-    assert float(COORDINATOR.settings["TimeoutStopSec"]) > LAST_CHECKPOINT_S
+        assert float(unit.settings["TimeoutStopSec"]) > LAST_CHECKPOINT_S
     assert SHARD.settings["Before"] == "psserver-coordinator.service"
 
 

@@ -3850,6 +3850,48 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a daemon does nothing any more while it drains",
+        (
+            Edit(
+                "psserver/edge/lifecycle.py",
+                "        if drain is not None:\n            await drain()\n",
+                "        if drain is not None:\n"
+                "            for task in tasks[:-1]:\n"
+                "                task.cancel()\n"
+                "            await drain()\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_lifecycle.py::test_what_a_daemon_does_goes_on_while_it_drains",
+        ),
+    ),
+    PlantedBug(
+        "a shard that is told to end asks for no checkpoint",
+        (
+            Edit(
+                "psserver/shard/daemon.py",
+                "                        await place.client.drain(place.host)\n",
+                "                        pass\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_checkpoints.py::test_a_shard_that_is_ended_asks_for_a_last_one",
+        ),
+    ),
+    PlantedBug(
+        "a killed coordinator of psserver local is not started again",
+        (
+            Edit(
+                "psserver/local.py",
+                "        if code >= 0 or not what_follows:\n",
+                "        if code >= 0 or not what_follows or place == 0:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/test_local.py::test_a_killed_coordinator_is_started_again_where_it_was",
+        ),
+    ),
+    PlantedBug(
         "limits with their defaults are not passed on",
         (
             Edit(

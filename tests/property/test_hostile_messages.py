@@ -143,6 +143,7 @@ def coordinator_requests() -> dict[str, Requests]:
             "snapshot_id": 1,
             "part": control.CheckpointPart(name="part", byte_count=1),
         },
+        "DrainShard": {"incarnation": 1},
         "ReportProgress": {"incarnation": 1, "sharing": [WORKER]},
         "RegisterWorker": {"worker_id": "b"},
         "ReportSilence": {

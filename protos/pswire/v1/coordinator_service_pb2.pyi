@@ -806,6 +806,48 @@ class ReportCheckpointRequest(google.protobuf.message.Message):
 global___ReportCheckpointRequest = ReportCheckpointRequest
 
 @typing.final
+class DrainShardRequest(google.protobuf.message.Message):
+    """A shard is to end."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHARD_INDEX_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    PROCESS_ID_FIELD_NUMBER: builtins.int
+    shard_index: builtins.int
+    """Who asks."""
+    incarnation: builtins.int
+    """Count of starts of this shard."""
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
+    process_id: builtins.str
+    """Process of the caller, as it has registered: only it knows."""
+    def __init__(
+        self,
+        *,
+        shard_index: builtins.int = ...,
+        incarnation: builtins.int = ...,
+        job_id: builtins.str = ...,
+        process_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "process_id", b"process_id", "shard_index", b"shard_index"]) -> None: ...
+
+global___DrainShardRequest = DrainShardRequest
+
+@typing.final
+class DrainShardResponse(google.protobuf.message.Message):
+    """The shard may end: what it had is in a checkpoint, or can't be."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___DrainShardResponse = DrainShardResponse
+
+@typing.final
 class CheckpointPart(google.protobuf.message.Message):
     """A file of a checkpoint."""
 

@@ -60,6 +60,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCheckpointRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCheckpointResponse.FromString,
                 _registered_method=True)
+        self.DrainShard = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/DrainShard',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.DrainShardRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.DrainShardResponse.FromString,
+                _registered_method=True)
         self.ReportProgress = channel.unary_unary(
                 '/pswire.v1.CoordinatorService/ReportProgress',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportProgressRequest.SerializeToString,
@@ -211,6 +216,14 @@ class CoordinatorServiceServicer(object):
 
     def ReportCheckpoint(self, request, context):
         """A shard's part of a checkpoint is written, or failed. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainShard(self, request, context):
+        """A shard that is to end asks for a checkpoint with its values, and waits for it.
+        Answered at once where there is none to be made. May be sent again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -416,6 +429,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ReportCheckpoint,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCheckpointRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCheckpointResponse.SerializeToString,
+            ),
+            'DrainShard': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainShard,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.DrainShardRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.DrainShardResponse.SerializeToString,
             ),
             'ReportProgress': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportProgress,
@@ -669,6 +687,33 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/ReportCheckpoint',
             pswire_dot_v1_dot_coordinator__service__pb2.ReportCheckpointRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.ReportCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainShard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/DrainShard',
+            pswire_dot_v1_dot_coordinator__service__pb2.DrainShardRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.DrainShardResponse.FromString,
             options,
             channel_credentials,
             insecure,

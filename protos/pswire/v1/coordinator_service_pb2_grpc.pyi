@@ -51,6 +51,14 @@ class CoordinatorServiceStub:
     ]
     """A shard's part of a checkpoint is written, or failed. Idempotent."""
 
+    DrainShard: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.DrainShardRequest,
+        pswire.v1.coordinator_service_pb2.DrainShardResponse,
+    ]
+    """A shard that is to end asks for a checkpoint with its values, and waits for it.
+    Answered at once where there is none to be made. May be sent again.
+    """
+
     ReportProgress: grpc.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.ReportProgressRequest,
         pswire.v1.coordinator_service_pb2.ReportProgressResponse,
@@ -244,6 +252,14 @@ class CoordinatorServiceAsyncStub:
         pswire.v1.coordinator_service_pb2.ReportCheckpointResponse,
     ]
     """A shard's part of a checkpoint is written, or failed. Idempotent."""
+
+    DrainShard: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.DrainShardRequest,
+        pswire.v1.coordinator_service_pb2.DrainShardResponse,
+    ]
+    """A shard that is to end asks for a checkpoint with its values, and waits for it.
+    Answered at once where there is none to be made. May be sent again.
+    """
 
     ReportProgress: grpc.aio.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.ReportProgressRequest,
@@ -448,6 +464,16 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.ReportCheckpointResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.ReportCheckpointResponse]]:
         """A shard's part of a checkpoint is written, or failed. Idempotent."""
+
+    @abc.abstractmethod
+    def DrainShard(
+        self,
+        request: pswire.v1.coordinator_service_pb2.DrainShardRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.DrainShardResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.DrainShardResponse]]:
+        """A shard that is to end asks for a checkpoint with its values, and waits for it.
+        Answered at once where there is none to be made. May be sent again.
+        """
 
     @abc.abstractmethod
     def ReportProgress(

@@ -221,15 +221,13 @@ class CheckpointSaver:
         core.returned(saved, newest, now_ms())
 
     async def save_last(self) -> None:
-        """Has a last checkpoint made before this process ends, if the shards live."""
+        """Has a checkpoint made before a process of the job ends, if shards live."""
         core = self._core
         if core.checkpoints.settings is None or core.record is None:
             return
+        log.info("making a last checkpoint, for at most %g s", LAST_CHECKPOINT_S)
+        usual_ms = core.checkpoints.state_wait_ms
         core.checkpoints.state_wait_ms = LAST_STATE_WAIT_MS
-        log.info(
-            "making a last checkpoint, for at most %g s; a second signal stops at once",
-            LAST_CHECKPOINT_S,
-        )
         try:
             await self._made(LAST_CHECKPOINT_S, needs_all_shards=True)
             async with asyncio.timeout(LAST_CHECKPOINT_S):
@@ -238,6 +236,8 @@ class CheckpointSaver:
             log.warning("older checkpoints are not deleted: the folder does not answer")
         except Refusal as refusal:
             log.warning("no last checkpoint: %s", refusal.message)
+        finally:
+            core.checkpoints.state_wait_ms = usual_ms
 
     async def pruned(self) -> None:
         """Returns when nothing is being deleted."""

@@ -99,6 +99,7 @@ class CoordinatorHost:
         """
         self.limits = limits
         self.admin_url = ""
+        self.is_ending = False  # told to, by a signal
         self._store = store
         self.history = CoordinatorHistory()
         # Of the newest watch of each shard and worker.
@@ -145,15 +146,6 @@ class CoordinatorHost:
             self.core.tick(at_ms)
             self.pump()
             self.waits.look(at_ms)
-
-    async def save_last(self) -> None:
-        """Has a last checkpoint made, if this job makes any."""
-        clock = asyncio.create_task(self.run_clock())
-        try:
-            await self.checkpoints.save_last()
-        finally:
-            clock.cancel()
-            await asyncio.gather(clock, return_exceptions=True)
 
     def slowest_clock(self) -> int | None:
         """The smallest clock over the members, None where there is none."""

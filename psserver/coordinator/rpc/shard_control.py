@@ -1,5 +1,6 @@
 """What shards call at the coordinator: messages to core calls and back."""
 
+import logging
 from collections.abc import AsyncIterator
 
 from psserver.coordinator.core.coordinator_effects import (
@@ -25,6 +26,8 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.span_log import clock_us
 from pswire.v1 import coordinator_service_pb2 as messages
 
+log = logging.getLogger("psserver.coordinator")
+
 
 class ShardControl:
     def __init__(self, host: CoordinatorHost) -> None:
@@ -42,6 +45,7 @@ class ShardControl:
             "ReportCheckpoint": answered(
                 self.report_checkpoint, messages.ReportCheckpointRequest
             ),
+            "DrainShard": answered(self.drain_shard, messages.DrainShardRequest),
             "ReportProgress": answered(
                 self.report_progress, messages.ReportProgressRequest
             ),
@@ -117,6 +121,14 @@ class ShardControl:
         self._host.core.report_checkpoint(slot, read_part_report(request), now_ms())
         self._host.pump()
         return messages.ReportCheckpointResponse()
+
+    async def drain_shard(
+        self, request: messages.DrainShardRequest, context: Context
+    ) -> messages.DrainShardResponse:
+        slot = self._callers.slot(request)
+        log.info("shard %d is to end", slot.index)
+        await self._host.checkpoints.save_last()
+        return messages.DrainShardResponse()
 
     async def report_progress(
         self, request: messages.ReportProgressRequest, context: Context

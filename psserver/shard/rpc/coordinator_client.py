@@ -18,6 +18,7 @@ from psserver.edge.cut_report import CutReport
 from psserver.edge.fence_codec import fence_request
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.file_calls import in_thread
+from psserver.edge.lifecycle import LAST_CHECKPOINT_S
 from psserver.edge.memory_grant import MemoryGrant
 from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.shard_host import Report, ShardHost
@@ -131,6 +132,28 @@ class CoordinatorClient:
             raise group.exceptions[0] from None
         finally:
             silence.close()
+
+    async def drain(self, host: ShardHost) -> None:
+        """Has the coordinator make a checkpoint with what this shard holds.
+
+        Returns when there is one, when the job makes none, or none can be made. While
+        it waits the shard goes on as before.
+        """
+        if not host.has_model or host.end_reason:
+            return
+        request = messages.DrainShardRequest(
+            job_id=host.job_id,
+            shard_index=host.shard_index,
+            incarnation=host.incarnation,
+            process_id=self._process_id,
+        )
+        try:
+            await self._stub.DrainShard(
+                request, timeout=LAST_CHECKPOINT_S + CALL_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            # Mostly a coordinator that has ended before, by a checkpoint of its own.
+            log.info("no checkpoint is asked for: %s", error.details())
 
     async def _follow(self, host: ShardHost, silence: Silence) -> None:
         """Follows the job until it ends.

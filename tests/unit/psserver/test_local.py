@@ -84,10 +84,35 @@ def test_a_shard_that_is_killed_each_time_ends_the_job(
 
     async def keep() -> None:
         children = [await start("shard")] * 9
-        await local._keep_shard(
-            7, ("shard",), children, is_started_again=is_started_again
-        )
+        what_follows = local.RETURNS if is_started_again else ""
+        await local._keep("shard 7", 8, ("shard",), children, what_follows)
 
     with pytest.raises(JobFailedError, match=text):
         asyncio.run(keep())
     assert len(started) == starts
+
+
+def test_a_killed_coordinator_is_started_again_where_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[tuple[str, ...]] = []
+    codes = iter(["os.kill(os.getpid(), 9)", "sys.exit(69)"])
+
+    async def start(*arguments: str) -> asyncio.subprocess.Process:
+        started.append(arguments)
+        program = f"import os, sys; print('listening', flush=True); {next(codes)}"
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", program), stdout=asyncio.subprocess.PIPE
+        )
+
+    monkeypatch.setattr(local, "_start", start)
+    monkeypatch.setattr(local, "PAUSE_S", 0.01)
+
+    async def keep() -> None:
+        arguments = ("coordinator", "--listen=127.0.0.1:7070")
+        children = [await start(*arguments)]
+        await local._keep("the coordinator", 0, arguments, children, local.GOES_ON)
+
+    with pytest.raises(JobFailedError, match=r"the coordinator ended with code 69$"):
+        asyncio.run(keep())
+    assert started == [("coordinator", "--listen=127.0.0.1:7070")] * 2
