@@ -159,14 +159,7 @@ def tokens_text(entries: Sequence[TokenEntry]) -> str:
 
 
 def _entry_json(entry: TokenEntry) -> dict[str, object]:
-    return {
-        "id": entry.token_id,
-        "role": entry.identity.role.value,
-        "worker_id": entry.identity.name or None,
-        "created": entry.created.isoformat(),
-        "expires": None if entry.expires is None else entry.expires.isoformat(),
-        "valid": entry.is_valid(datetime.now(UTC)),
-    }
+    return {**entry.to_json(), "valid": entry.is_valid(datetime.now(UTC))}
 
 
 def _end_text(entry: TokenEntry) -> str:

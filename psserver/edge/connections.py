@@ -9,7 +9,7 @@ import socket
 import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from psserver.edge.guard import machine_of_address
@@ -24,19 +24,30 @@ class Connections:
     def __init__(self, port: int) -> None:
         self._port = port
         self._since_s: dict[str, float] = {}
+        # By descriptor the socket that it was of, and that one's peer: to ask for that
+        # takes ten times as long as to see that a socket is the same.
+        self._known: dict[int, tuple[int, str]] = {}
 
     def look(self, now_s: float) -> dict[str, float]:
         """Peers as `HOST:PORT`, each with when it was first seen."""
-        found = (peer for peer, _ in _accepted(self._port))
-        self._since_s = {peer: self._since_s.get(peer, now_s) for peer in found}
+        found: dict[int, tuple[int, str]] = {}
+        for descriptor, inode in _sockets():
+            known = self._known.get(descriptor)
+            if known is None or known[0] != inode:
+                known = inode, _peer_of(descriptor, self._port)
+            found[descriptor] = known
+        self._known = found
+        peers = (peer for _, peer in found.values() if peer)
+        self._since_s = {peer: self._since_s.get(peer, now_s) for peer in peers}
         return self._since_s
 
     def end(self, peers: Collection[str]) -> None:
         """Ends connections, with all their calls."""
-        for peer, connection in _accepted(self._port):
-            if peer in peers:
-                with suppress(OSError):  # its client was faster
-                    connection.shutdown(socket.SHUT_RDWR)
+        for descriptor, _ in _sockets():
+            with _opened(descriptor) as connection:
+                if connection is not None and _peer(connection, self._port) in peers:
+                    with suppress(OSError):  # its client was faster
+                        connection.shutdown(socket.SHUT_RDWR)
 
 
 def surplus(
@@ -70,34 +81,46 @@ def surplus(
     }
 
 
-def _accepted(port: int) -> Iterator[tuple[str, socket.socket]]:
-    """Peer and socket of each connection to a port."""
-    for descriptor in _sockets():
-        try:
-            # A descriptor of its own: gRPC's may be another connection's by then.
-            connection = socket.socket(fileno=os.dup(descriptor))
-        except OSError:  # it was closed meanwhile
-            continue
-        with connection:
-            if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            try:
-                is_ours = connection.getsockname()[1] == port
-                host, its_port = connection.getpeername()[:2]
-            except OSError:  # it listens, or has ended
-                continue
-            if is_ours:
-                # As gRPC writes an IPv4 address that came by IPv6.
-                peer = Address(host.removeprefix("::ffff:"), its_port)
-                yield str(peer), connection
+def _peer_of(descriptor: int, port: int) -> str:
+    """The other end of a connection to a port; empty for any other socket."""
+    with _opened(descriptor) as connection:
+        return "" if connection is None else _peer(connection, port)
 
 
-def _sockets() -> Iterator[int]:
+def _peer(connection: socket.socket, port: int) -> str:
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return ""
+    try:
+        if connection.getsockname()[1] != port:
+            return ""
+        host, its_port = connection.getpeername()[:2]
+    except OSError:  # it listens, or has ended
+        return ""
+    # As gRPC writes an IPv4 address that came by IPv6.
+    return str(Address(host.removeprefix("::ffff:"), its_port))
+
+
+@contextmanager
+def _opened(descriptor: int) -> Iterator[socket.socket | None]:
+    """A socket by a descriptor of its own; None if it was closed meanwhile."""
+    try:
+        # gRPC's may be another connection's by then.
+        connection = socket.socket(fileno=os.dup(descriptor))
+    except OSError:
+        yield None
+        return
+    with connection:
+        yield connection
+
+
+def _sockets() -> Iterator[tuple[int, int]]:
+    """Descriptor and inode of each socket of this process."""
     try:
         names = os.listdir(FOLDER)
     except OSError:  # there is no such folder, or no descriptor for it
         return
     for name in names:
         with suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                yield int(name)
+            about = os.fstat(int(name))
+            if stat.S_ISSOCK(about.st_mode):
+                yield int(name), about.st_ino

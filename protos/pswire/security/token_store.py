@@ -61,6 +61,16 @@ class TokenEntry:
         """Whether it counts at a time."""
         return self.expires is None or now < self.expires
 
+    def to_json(self) -> dict[str, str | None]:
+        """All of it but the digest, which only daemons need."""
+        return {
+            "id": self.token_id,
+            "role": self.identity.role.value,
+            "worker_id": self.identity.name or None,
+            "created": self.created.isoformat(),
+            "expires": None if self.expires is None else self.expires.isoformat(),
+        }
+
 
 @dataclass(frozen=True)
 class TokenStore:
@@ -112,7 +122,9 @@ class TokenStore:
 
     def to_bytes(self) -> bytes:
         """The bytes of a file."""
-        tokens = list(map(_entry_json, self.entries))
+        tokens = [
+            {**each.to_json(), "sha256": each.digest.hex()} for each in self.entries
+        ]
         content = {"version": _VERSION, "tokens": tokens}
         return f"{json.dumps(content, indent=2)}\n".encode()
 
@@ -143,17 +155,6 @@ def _read_entry(found: dict[str, str | None]) -> TokenEntry:
         created=_read_time(found["created"] or ""),
         expires=None if expires is None else _read_time(expires),
     )
-
-
-def _entry_json(entry: TokenEntry) -> dict[str, str | None]:
-    return {
-        "id": entry.token_id,
-        "role": entry.identity.role.value,
-        "worker_id": entry.identity.name or None,
-        "sha256": entry.digest.hex(),
-        "created": entry.created.isoformat(),
-        "expires": None if entry.expires is None else entry.expires.isoformat(),
-    }
 
 
 def _read_time(text: str) -> datetime:

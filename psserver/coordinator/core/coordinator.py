@@ -35,7 +35,6 @@ from psserver.coordinator.core.roster import (
     GONE,
     NOTHING_BROUGHT,
     PRESENT,
-    REGISTERED_MAX,
     Brought,
     Roster,
     WorkerEntry,
@@ -53,6 +52,7 @@ from psserver.edge.coordinator_settings import (
 )
 from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_report import FenceReport
+from psserver.edge.limits import DEFAULT_LIMITS
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
@@ -368,7 +368,7 @@ class CoordinatorCore:
         worker_id: str,
         address: str,
         now_ms: int,
-        registered_max: int = REGISTERED_MAX,
+        registered_max: int = DEFAULT_LIMITS.registrations,
     ) -> WorkerEntry:
         """Gives a worker its identity.
 

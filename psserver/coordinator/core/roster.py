@@ -11,6 +11,7 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from psserver.coordinator.core.work import RecentWork
+from psserver.edge.limits import DEFAULT_LIMITS
 from pswire.awaited import NOT_KNOWN
 from pswire.limits import NAME_BYTES_MAX
 from pswire.membership import WorkerKey, WorkerState
@@ -22,9 +23,6 @@ ENDED_KEPT_LEASES = 12
 worker comes first. Its process may ask again to leave, whose answer was lost, and is
 answered that it has left; later that it is closed, which is as true."""
 
-
-REGISTERED_MAX = 1_024
-"""Workers that have registered, and do not follow the job yet: for a moment each."""
 
 ENDED_COUNT_MAX = 1_024
 """Starts that are over and remembered, the newest ones."""
@@ -166,7 +164,7 @@ class Roster:
         worker_id: str,
         address: str,
         now_ms: int,
-        registered_max: int = REGISTERED_MAX,
+        registered_max: int = DEFAULT_LIMITS.registrations,
     ) -> WorkerEntry:
         """Gives a process its identity; the same one when it asks again.
 

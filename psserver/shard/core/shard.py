@@ -420,6 +420,10 @@ class ShardCore:
             self._fence.open.failure = reason
             self._progress.pump()
 
+    def take_measure_key(self, key: bytes) -> None:
+        """Proves by this key, from now on, what is measured here."""
+        self.state.measure_key = key
+
     def install_record(self, record: Record) -> None:
         """Goes on under a record; older ones change nothing."""
         known = self.clocks.record

@@ -292,6 +292,10 @@ class ShardHost:
         if checkpoint is not None:
             self._loading.begin(self.model, fence_number, checkpoint)
 
+    def take_measure_key(self, key: bytes) -> None:
+        """Learns by which key shards prove what they have measured."""
+        self.model.core.take_measure_key(key)
+
     def install_record(self, record: Record) -> None:
         """Goes on under a record."""
         model = self._model

@@ -344,7 +344,7 @@ def _take_view(host: ShardHost, view: messages.ShardView) -> None:
     if not view.HasField("schema"):
         return
     host.adopt(read_terms(view))
-    host.model.core.state.measure_key = view.measure_key
+    host.take_measure_key(view.measure_key)
     if view.HasField("record"):
         host.install_record(read_record(view.record))
     host.abort_fence(view.fence_closed_number)
