@@ -4,6 +4,7 @@
 import { figures, keyed, make, setText } from "./dom.js";
 import { duration, UNKNOWN } from "./words.js";
 
+const FEW_WORKERS = 24; // whose tiles have room for their whole names
 const ORDER_MS = 4000; // tiles stay where they are for so long, and while in use
 
 export class Strip {
@@ -56,7 +57,9 @@ export class Strip {
     const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     const workers = groups.flatMap((group) => group.workers);
     const ownMax = Math.max(...workers.map((worker) => ownMs(worker) ?? 0));
-    const prefix = commonPrefix(workers.map((worker) => worker.worker_id));
+    const isFew = workers.length <= FEW_WORKERS;
+    const prefix = isFew ? "" : commonPrefix(workers.map((worker) => worker.worker_id));
+    this.list.classList.toggle("few", isFew);
     this.workers = new Map(workers.map((worker) => [keyOf(worker), worker]));
     keyed(this.list, groups, (group) => group.name, (group) =>
       make("div", { role: "group" }, make("p", { "aria-hidden": "true" }), make("div", { class: "tiles" })),
@@ -114,9 +117,8 @@ export class Strip {
 
 export const keyOf = (worker) => `${worker.incarnation}/${worker.worker_id}`;
 
-/** What all names begin with, up to a character such as `-`; empty for a few names. */
+/** What all names begin with, up to a character such as `-`. */
 function commonPrefix(names) {
-  if (names.length < 13) return "";
   let length = 0;
   while (names.every((name) => name[length] !== undefined && name[length] === names[0][length])) length += 1;
   return names[0].slice(0, length).match(/^.*[-_./:]/)?.[0] ?? "";
