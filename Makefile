@@ -202,6 +202,10 @@ integrations: .venv/integrations ## test Lightning, Transformers, TensorBoard, n
 		tests/integration/test_notebooks.py \
 		tests/unit/psworker/snapshots/test_huggingface.py $(ARGS)
 
+.PHONY: monitoring
+monitoring: .venv/installed ## have a Prometheus scrape a job; try dashboard and alerts
+	$(BIN)/pytest tests/clusters/test_monitoring.py -q $(ARGS)
+
 .PHONY: ray
 ray: .venv/ray ## test the launcher of Ray on a Ray of this machine
 	$(BIN)/pytest tests/clusters/test_ray.py -q $(ARGS)

@@ -170,8 +170,19 @@ class Process:
         """Calls that were not let in, by the reason."""
         denied = Counter[ErrorReason]() if self.access is None else self.access.refused
         counts = self.calls.refused + denied
-        return [((reason.name.lower(),), n) for reason, n in sorted(counts.items())]
+        # All from the start: the rate of a series that begins at 1 misses the first.
+        return [
+            ((reason.name.lower(),), counts[reason])
+            for reason in sorted({*_REFUSALS, *counts})
+        ]
 
+
+_REFUSALS: Final = (
+    ErrorReason.BUSY,
+    ErrorReason.LIMIT_EXCEEDED,
+    ErrorReason.UNAUTHENTICATED,
+    ErrorReason.PERMISSION_DENIED,
+)
 
 PROCESS: Final[tuple[Metric[Process], ...]] = (
     Metric(
@@ -338,7 +349,7 @@ JOB: Final[tuple[Metric[JobReadings], ...]] = (
         Kind.GAUGE,
         "Always 1; its label is the job's id.",
         lambda j: [((j.status.settings.job_id,), 1)],
-        ("job",),
+        ("job_id",),
     ),
     Metric(
         "ps_job_phase",
@@ -635,7 +646,7 @@ SHARD: Final[tuple[Metric[ShardReadings], ...]] = (
         Kind.GAUGE,
         "Always 1; its labels say which shard of which job this is.",
         lambda s: [((s.report.job_id, s.report.shard_index), 1)],
-        ("job", "shard"),
+        ("job_id", "shard"),
     ),
     Metric(
         "ps_shard_steps",

@@ -76,7 +76,8 @@ _SPECS: Final = {
         {
             "selector": _object({"matchLabels": {"type": "object"}}),
             "endpoints": _list(_ENDPOINT),
-        }
+        },
+        jobLabel=_TEXT,
     ),
 }
 
@@ -123,4 +124,13 @@ def check_shape(manifest: Manifest) -> None:
         schema = _object({**required, "spec": _SPECS[kind]})
         jsonschema.validate(manifest, schema)
     else:
-        assert _MODELS[kind](manifest) == manifest, "a field that its model lacks"
+        assert _is_kept(manifest, _MODELS[kind](manifest)), "a field its model lacks"
+
+
+def _is_kept(given: object, written: object) -> bool:
+    """Whether all of it is there; a model may add what it takes by default."""
+    if isinstance(given, dict) and isinstance(written, dict):
+        return all(k in written and _is_kept(v, written[k]) for k, v in given.items())
+    if isinstance(given, list) and isinstance(written, list):
+        return len(given) == len(written) and all(map(_is_kept, given, written))
+    return given == written

@@ -116,24 +116,34 @@ class Container:
         fields = {
             "metadata.name": self.pod,
             "metadata.labels['apps.kubernetes.io/pod-index']": str(self.index),
+            "metadata.labels['batch.kubernetes.io/job-completion-index']": str(
+                self.index
+            ),
+            "metadata.labels['jobset.sigs.k8s.io/jobset-name']": "job",
+            "status.podIP": "10.0.0.7",
         }
-        found = {"JOB_COMPLETION_INDEX": str(self.index)}
+        found: dict[str, str] = {}
         for variable in self.spec["env"]:
             if "valueFrom" in variable:
                 path = variable["valueFrom"]["fieldRef"]["fieldPath"]
                 found[variable["name"]] = fields[path]
             else:
-                found[variable["name"]] = variable["value"]
-        return found
+                found[variable["name"]] = _with_variables(variable["value"], found)
+        # Added by the controller of Jobs, behind the others.
+        return {**found, "JOB_COMPLETION_INDEX": str(self.index)}
 
     @property
     def command(self) -> list[str]:
         """Its command line, with variables put in as the kubelet does."""
         environment = self.environment
         return [
-            re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], word)
+            _with_variables(word, environment)
             for word in (*self.spec["command"], *self.spec["args"])
         ]
+
+
+def _with_variables(text: str, variables: Mapping[str, str]) -> str:
+    return re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], text)
 
 
 def check_command_line(words: Sequence[str]) -> None:
@@ -142,8 +152,10 @@ def check_command_line(words: Sequence[str]) -> None:
     Raises:
         click.UsageError: An option is unknown, is missing or has a wrong value.
     """
-    name, verb, *arguments = words
+    name, *arguments = words
     commands = {"psserver": psserver, "psworker": psworker, "psctl": psctl}
-    group = typer.main.get_command(commands[name])
-    assert isinstance(group, typer.core.TyperGroup)
-    group.commands[verb].make_context(verb, arguments)
+    command = typer.main.get_command(commands[name])
+    while isinstance(command, typer.core.TyperGroup):
+        verb, *arguments = arguments
+        command = command.commands[verb]
+    command.make_context(name, arguments)

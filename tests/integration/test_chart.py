@@ -343,6 +343,7 @@ def test_command_lines_train_with_certificates_and_tokens(
         for name in ("worker-0", "worker-1"):
             assert processes.code(name, 120) == 0, processes.logs()
             assert "test accuracy 0.9" in "".join(processes.rest(name))
+        token = tokens.path("reader").read_text().strip()
         for name in ("coordinator-0", "shard-0", "shard-1"):
             component = name.rpartition("-")[0]
             monitor = one(manifests, "ServiceMonitor", f"job-{component}")["spec"]
@@ -350,6 +351,9 @@ def test_command_lines_train_with_certificates_and_tokens(
             ca = tmp_path / f"{name}-tls" / "ca.crt"
             port = admin_ports[name]
             assert asked(port, "/readyz", endpoint, ca, None)[0] == 200
+            assert asked(port, endpoint["path"], endpoint, ca, None)[0] == 401
+            code, text = asked(port, endpoint["path"], endpoint, ca, token)
+            assert (code, "ps_ready 1.0" in text) == (200, True)
         for name in ("coordinator-0", "shard-0", "shard-1"):
             processes.send(name, signal.SIGTERM)
             assert processes.code(name, STOP_TIMEOUT_S) == 0, processes.logs()
