@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pswire import failpoints
-from pswire.addresses import Address, parse_address
+from pswire.addresses import PORT_MAX, Address, parse_address
 from pswire.channels import check_credentials as check_own
 from pswire.config_file import (
     CONFIG_VARIABLE,
@@ -26,6 +26,7 @@ from pswire.security.credentials import CREDENTIAL_VARIABLES, CredentialsError
 from pswire.shared_memory.segments import SHARED_MEMORY_VARIABLE, is_wanted
 from psworker.errors import ConfigurationError, refuse_worker_id
 
+ADMIN_LISTEN_VARIABLE: Final = "PS_ADMIN_LISTEN"
 COORDINATOR_VARIABLE: Final = "PS_COORDINATOR"
 WORKER_ID_VARIABLE: Final = "PS_WORKER_ID"
 
@@ -260,6 +261,29 @@ def named_coordinator(
     if found.port == 0:
         raise ConfigurationError(f"{place}{text!r} names no port that can be called")
     return found
+
+
+def find_admin(given: str | None, environ: Mapping[str, str]) -> Address | None:
+    """Where metrics are served, from the argument or `PS_ADMIN_LISTEN`; None: nowhere.
+
+    Of several processes that `psworker run` has started each has a port of its own.
+
+    Raises:
+        ConfigurationError: It is no address.
+    """
+    text = given or environ.get(ADMIN_LISTEN_VARIABLE, "") or "off"
+    if text == "off":
+        return None
+    try:
+        address = parse_address(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"admin_listen: {error}; give HOST:PORT, or off"
+        ) from None
+    index = environ.get("PS_LOCAL_RANK", "")
+    if not (address.port and index.isdecimal()):
+        return address
+    return Address(address.host, min(address.port + int(index[:6]), PORT_MAX))
 
 
 def find_history(environ: Mapping[str, str] | None = None) -> str:

@@ -29,6 +29,7 @@ from psworker.config import (
     WorkerConfig,
     arm_failpoints,
     check_credentials,
+    find_admin,
     find_history,
     named_coordinator,
     settings,
@@ -79,6 +80,7 @@ def connect(
     connect_timeout_s: float | None = None,
     step_timeout_s: float | None = None,
     start_timeout_s: float | None = None,
+    admin_listen: str | None = None,
 ) -> Connection:
     """Connects this process to a job as a worker.
 
@@ -96,6 +98,9 @@ def connect(
             default 600 s.
         start_timeout_s: Longest wait in `prepare` for the job to start, by default an
             hour.
+        admin_listen: `HOST:PORT` where this process serves `/healthz`, `/readyz` and
+            `/metrics`, by default `PS_ADMIN_LISTEN`, else `off`. Under `psworker run`
+            each process takes the port after that of the one before it.
 
     Returns:
         A connection to the job, a `LocalConnection` where there is none. In a group of
@@ -112,6 +117,7 @@ def connect(
     connect_s = timeout_s("connect_timeout_s", connect_timeout_s, found)
     step_s = timeout_s("step_timeout_s", step_timeout_s, found)
     start_s = timeout_s("start_timeout_s", start_timeout_s, found)
+    admin = find_admin(admin_listen, found)
     if coordinator is None:
         arm_failpoints()
         group = find_torchrun()
@@ -143,7 +149,12 @@ def connect(
     if not notebook.is_running():
         refuse_second(*place)
     backend = _backend(config, max(step_s, start_s))
-    connection = Connection(backend, wait_s=config.step_timeout_s)
+    port = None
+    if admin is not None:
+        from psworker.metrics_port import MetricsPort
+
+        port = MetricsPort.open(admin, backend)
+    connection = Connection(backend, wait_s=config.step_timeout_s, metrics_port=port)
     note_worker(connection, backend, *place)
     _know(backend)
     note_connected()

@@ -4,7 +4,7 @@ import atexit
 import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -29,6 +29,9 @@ from psworker.optim.user_calls import UserCalls
 from psworker.tensors.compression import CompressionChoice
 from psworker.tracebacks import at_entrance
 
+if TYPE_CHECKING:
+    from psworker.metrics_port import MetricsPort
+
 T = TypeVar("T")
 
 
@@ -40,17 +43,25 @@ class Connection:
     have one `worker_id`, `rank` and `clock`, and make the same calls.
     """
 
-    def __init__(self, backend: Backend, *, wait_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        wait_s: float = 60.0,
+        metrics_port: "MetricsPort | None" = None,
+    ) -> None:
         """Connects a script with a backend.
 
         Args:
             backend: What trains.
             wait_s: Longest wait of a call for that of another thread.
+            metrics_port: Served until it is closed.
         """
         self._backend = backend
         self._calls = UserCalls(wait_s)
         self._loaders: list[LeasedLoader] = []
         self._is_closed = False
+        self._metrics_port = metrics_port
         if backend.coordinator:  # else there is nothing to leave
             self._error_at_start = getattr(sys, "last_value", None)
             atexit.register(self._at_exit)
@@ -460,6 +471,8 @@ class Connection:
             finally:
                 self._is_closed = True
                 atexit.unregister(self._at_exit)
+                if self._metrics_port is not None and is_mine:
+                    self._metrics_port.close()
 
     def _at_exit(self) -> None:
         """Leaves when the script ended well, since nobody called `close`."""

@@ -147,6 +147,16 @@ class WorkLog:
 
     # Others
 
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """How long the script did what, by `Activity`, up to its last change."""
+        return tuple(self._seconds)
+
+    @property
+    def logged(self) -> dict[str, float]:
+        """What the script has logged, as it was read last."""
+        return {name: value for name, (value, _) in list(self._metrics.items())}
+
     def restart(self) -> None:
         """Counts from 0 for a new start of the worker, while its script waits."""
         self.step_count = self.sample_count = 0

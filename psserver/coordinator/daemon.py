@@ -39,7 +39,7 @@ from psserver.edge.lifecycle import (
     stop,
     watch_certificates,
 )
-from psserver.edge.metrics import JOB, PROCESS, Process, Rows, metrics_route
+from psserver.edge.metrics import JOB, PROCESS, Process, metrics_route
 from psserver.edge.open_calls import OpenCalls
 from psserver.edge.probe import probe_handler
 from psserver.edge.room import watch_room
@@ -49,6 +49,7 @@ from pswire.addresses import Address
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.keepalive import coordinator_keepalive
 from pswire.logs import know
+from pswire.metric_rows import Rows
 
 SERVICE = "pswire.v1.CoordinatorService"
 

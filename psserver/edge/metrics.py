@@ -9,127 +9,26 @@ workers are those who are members now, or the names that their scripts have logg
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib.metadata import version
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from typing_extensions import override
 
 from psserver.edge.access import Access
 from psserver.edge.admin import AdminPort
 from psserver.edge.open_calls import OpenCalls
 from pswire.membership import Mode, WorkerState
 from pswire.membership_codec import known
+from pswire.metric_rows import Kind, Labelled, Metric
 from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason
 from pswire.status_document import lag_of, phase_name
 from pswire.v1 import coordinator_service_pb2 as messages
-
-Source = TypeVar("Source")
-Labelled: TypeAlias = "Iterable[tuple[tuple[object, ...], float | None]]"
-"""Values of labels, each with that of the metric."""
-
-
-class Kind(StrEnum):
-    GAUGE = "gauge"
-    """What goes up and down."""
-
-    COUNTER = "counter"
-    """What only grows until the daemon is started again."""
-
-    HISTOGRAM = "histogram"
-    """How often each whole number was counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric(Generic[Source]):
-    """A row of a table.
-
-    Attributes:
-        name: In Prometheus.
-        kind: What may become of its values.
-        help: One sentence.
-        read: Finds its value; None for one that isn't known now. One with labels finds
-            pairs of their values and its own, a histogram counts by number.
-        labels: Their names.
-    """
-
-    name: str
-    kind: Kind
-    help: str
-    read: Callable[[Source], Any]
-    labels: tuple[str, ...] = ()
-
-    def family(self, source: Source) -> Family:
-        """Its values, as Prometheus' client takes them."""
-        found = self.read(source)
-        if self.kind is Kind.HISTOGRAM:
-            return _histogram(self, found)
-        made = GaugeMetricFamily if self.kind is Kind.GAUGE else CounterMetricFamily
-        family: GaugeMetricFamily | CounterMetricFamily = made(
-            self.name, self.help, labels=self.labels
-        )
-        for labels, value in found if self.labels else [((), found)]:
-            if value is not None:
-                family.add_metric([str(each) for each in labels], value)
-        return family
-
-
-STALENESS_BOUNDS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 62)
-"""Of the buckets of staleness; above it is counted as one."""
-
-
-def _histogram(metric: Metric[Any], counts: Sequence[int]) -> Family:
-    """A histogram of whole numbers: position is the number, the last is open above.
-
-    Its sum is the least that it can be, for those that are counted as the last.
-    """
-    family = HistogramMetricFamily(metric.name, metric.help)
-    buckets = [
-        (str(float(bound)), float(sum(counts[: bound + 1])))
-        for bound in STALENESS_BOUNDS
-    ]
-    total = sum(number * count for number, count in enumerate(counts))
-    family.add_metric([], [*buckets, ("+Inf", float(sum(counts)))], float(total))
-    return family
-
-
-class Rows(Collector, Generic[Source]):
-    """The rows of a table, read from one source when somebody asks."""
-
-    def __init__(
-        self, table: Sequence[Metric[Source]], source: Callable[[], Source | None]
-    ) -> None:
-        """Reads nothing yet.
-
-        Args:
-            table: The rows.
-            source: Finds what they read; None while there is nothing.
-        """
-        self._table = table
-        self._source = source
-
-    @override
-    def collect(self) -> Iterable[Family]:
-        source = self._source()
-        if source is not None:
-            yield from (metric.family(source) for metric in self._table)
-
-    def describe(self) -> Iterable[Family]:
-        """Nothing, so that no value is read when it is registered."""
-        return ()
 
 
 def metrics_route(*collectors: Collector) -> Route:

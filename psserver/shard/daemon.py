@@ -30,7 +30,6 @@ from psserver.edge.metrics import (
     PROCESS,
     SHARD,
     Process,
-    Rows,
     ShardReadings,
     metrics_route,
 )
@@ -50,6 +49,7 @@ from pswire.channels import ChannelKind, aio_channel
 from pswire.freed_memory import keep_freed_memory
 from pswire.logs import know
 from pswire.membership_codec import read_settings
+from pswire.metric_rows import Rows
 from pswire.reasons import ErrorReason, Refusal
 from pswire.shared_memory.segments import boot_id
 

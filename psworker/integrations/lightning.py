@@ -9,7 +9,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
@@ -91,7 +91,7 @@ class PSStrategy(SingleDeviceStrategy):
         """
         super().__init__()
         self._connect: Callable[[], Connection] = lambda: psworker.connect(
-            address, worker_id, **limits
+            address, worker_id, **cast("dict[str, Any]", limits)
         )
         self._clip_grad_norm = clip_grad_norm
         self._loss = loss

@@ -535,7 +535,8 @@ def connect(
     job: Job, worker_id: str, *, address: str = "", **settings: float
 ) -> psworker.Connection:
     """A worker's connection, with limits that make a hang a failure."""
-    limits = {"step_timeout_s": 20.0, "start_timeout_s": 20.0, **settings}
+    limits: dict[str, Any] = {"step_timeout_s": 20.0, "start_timeout_s": 20.0}
+    limits |= settings
     return psworker.connect(address or job.address, worker_id, **limits)
 
 

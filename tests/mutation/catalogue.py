@@ -3650,7 +3650,7 @@ BUGS = (
         "a bucket of staleness counts those below it alone",
         (
             Edit(
-                "psserver/edge/metrics.py",
+                "protos/pswire/metric_rows.py",
                 "float(sum(counts[: bound + 1]))",
                 "float(sum(counts[:bound]))",
             ),
@@ -3709,6 +3709,24 @@ BUGS = (
         ),
         tests=(
             "tests/unit/psserver/coordinator/core/test_tracing.py::test_reports_of_another_trace_or_of_strangers_are_not_kept",
+        ),
+    ),
+    PlantedBug(
+        "the port of a worker answers as many requests at a time as come",
+        (
+            Edit(
+                "psworker/metrics_port.py",
+                "if not self._places.acquire(blocking=False):",
+                "if self._places is None:",
+            ),
+            Edit(
+                "psworker/metrics_port.py",
+                "            self._places.release()\n",
+                "            pass\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_worker_metrics.py::test_no_more_requests_than_so_many_are_answered_at_a_time",
         ),
     ),
     PlantedBug(

@@ -8,7 +8,7 @@ torch makes of it.
 import sys
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -71,7 +71,7 @@ def expected(start: int, count: int, step_count: int) -> torch.Tensor:
 def main(address: str, tensor_bytes: int, model_bytes: int, step_count: int) -> None:
     model = build(tensor_bytes, model_bytes)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    limits = {"step_timeout_s": 120.0, "start_timeout_s": 120.0}
+    limits: dict[str, Any] = {"step_timeout_s": 120.0, "start_timeout_s": 120.0}
     with psworker.connect(address, "w0", **limits) as ps:
         model, optimizer = ps.prepare(model, optimizer)
         print("seeded", flush=True)

@@ -17,21 +17,23 @@ from psserver.edge.metrics import (
     SHARD,
     TABLES,
     JobReadings,
-    Kind,
-    Metric,
     Process,
-    Rows,
     ShardReadings,
 )
 from psserver.edge.open_calls import OpenCalls
 from pswire.membership import Mode, WorkerState
+from pswire.metric_rows import Kind, Metric, Rows
 from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2
+from psworker.metrics_port import WORKER
 
 PAGE: Final = Path(__file__).resolve().parents[4] / "docs" / "metrics.md"
-ALL: Final = [metric for table in TABLES.values() for metric in table]
+ALL: Final[list[Metric[Any]]] = [
+    *(metric for table in TABLES.values() for metric in table),
+    *WORKER,
+]
 
 
 def samples(*rows: Rows[Any]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
