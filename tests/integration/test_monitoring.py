@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from psserver.edge.metrics import TABLES, Kind, Metric
+from psserver.edge.metrics import TABLES
+from pswire.metric_rows import Kind, Metric
 from tests.integration.monitoring_files import panels, rules, selectors
 
 SUFFIXES = {Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
