@@ -17,6 +17,7 @@ from psctl.__main__ import app
 from psctl.events import followed
 from pswire.addresses import parse_address
 from pswire.exit_codes import ExitCode
+from tests.doubles.fault_proxy import FaultProxy
 from tests.doubles.free_addresses import free_address
 from tests.doubles.terminal import Terminal
 from tests.integration.job import WAIT_TIMEOUT_S, Job, connect
@@ -27,13 +28,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """A job that one worker has trained for a step, and left."""
     folder = tmp_path_factory.mktemp("events")
     with Job(folder, shard_count=1, sockets=True) as found:
-        with connect(found, "w0") as ps:
-            model = nn.Linear(4, 3)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            model, optimizer = ps.prepare(model, optimizer)
-            for parameter in model.parameters():
-                parameter.grad = torch.ones_like(parameter)
-            optimizer.step()
+        train(found)
         yield found
 
 
@@ -71,29 +66,49 @@ def test_events_of_a_job_that_is_not_there_end_as_other_commands_do(
         assert type(done.exception).__name__ == "ConnectError"
 
 
-def test_events_go_on_over_a_restart_of_the_coordinator(tmp_path: Path) -> None:
-    notices: list[str] = []
-    with Job(tmp_path, shard_count=1, sockets=True) as job:
-        coordinator = parse_address(job.address)
+def train(job: Job) -> None:
+    """A worker that makes a step."""
+    with connect(job, "w0") as ps:
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = ps.prepare(model, optimizer)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
 
-        async def until_started_twice() -> list[int]:
-            numbers, starts = [], 0
+
+def test_events_go_on_over_lost_connections_and_a_restart(tmp_path: Path) -> None:
+    with (
+        Job(tmp_path, shard_count=1, sockets=True) as job,
+        FaultProxy(job.address) as proxy,
+    ):
+
+        async def all_events() -> list[tuple[int, str]]:
+            found = []
             async with (
                 asyncio.timeout(WAIT_TIMEOUT_S),
-                aclosing(followed(coordinator, 0, notices.append)) as events,
+                aclosing(
+                    followed(parse_address(proxy.address), 0, lambda _: None)
+                ) as events,
             ):
                 async for event in events:
-                    numbers.append(event["number"])
-                    if event["kind"] == "coordinator_started":
-                        starts += 1
-                        if starts == 2:
-                            break
+                    number, kind = event["number"], event["kind"]
+                    found.append((number, kind))
+                    if kind == "shard_registered":
+                        proxy.reset()
+                        await asyncio.to_thread(train, job)
+                    elif kind == "worker_left":
                         await asyncio.to_thread(job.stop_coordinator)
                         await asyncio.to_thread(job.start_coordinator)
-            return numbers
+                    elif kind == "coordinator_started" and number > 1:
+                        break
+            return found
 
-        numbers = asyncio.run(until_started_twice())
-    assert numbers == sorted({*numbers}), "each once, and in order"
+        found = asyncio.run(all_events())
+    assert found == sorted({*found}), "each once, and in order"
+    kinds = [kind for _, kind in found]
+    assert kinds.count("coordinator_started") == 2
+    assert {"worker_joined", "worker_left"} < {*kinds}
 
 
 def test_top_on_no_terminal_is_one_look(job: Job) -> None:

@@ -3961,7 +3961,7 @@ BUGS = (
         ),
     ),
     PlantedBug(
-        "events begin again from the first after a restart",
+        "events begin again from the first after a lost connection",
         (
             Edit(
                 "psctl/events.py",
@@ -3970,7 +3970,7 @@ BUGS = (
             ),
         ),
         tests=(
-            "tests/integration/test_events_and_top.py::test_events_go_on_over_a_restart_of_the_coordinator",
+            "tests/integration/test_events_and_top.py::test_events_go_on_over_lost_connections_and_a_restart",
         ),
     ),
     PlantedBug(
