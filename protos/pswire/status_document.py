@@ -327,7 +327,8 @@ def _privacy(privacy: pb.PrivacyStatus) -> Document:
 
 
 def _optional(message: Any, name: str) -> Any:  # noqa: ANN401, any message and field
-    return getattr(message, name) if message.HasField(name) else None
+    value = getattr(message, name) if message.HasField(name) else None
+    return _finite(value) if isinstance(value, float) else value
 
 
 def _finite(number: float) -> float | None:

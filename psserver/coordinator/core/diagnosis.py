@@ -127,6 +127,7 @@ class JobFacts:
         phase: Its stage.
         mode: How workers keep together.
         is_clocked: Whether all make their steps together.
+        has_bound: Whether those that are ahead wait when they are too far.
         failure: Why it has failed.
         waits_for: Whom it waits for, in words; empty for nobody.
         shard_count: Shards that it has.
@@ -145,6 +146,7 @@ class JobFacts:
     phase: JobPhase
     mode: str = "bsp"
     is_clocked: bool = True
+    has_bound: bool = False
     failure: str = ""
     waits_for: str = ""
     shard_count: int = 1
@@ -170,6 +172,7 @@ def facts_of(core: CoordinatorCore, now_ms: int) -> JobFacts:
         phase=core.phase,
         mode=mode.label,
         is_clocked=mode.rules.is_clocked,
+        has_bound=mode.rules.takes_bound,
         failure=core.progress.failure,
         waits_for=core.waiting_for(),
         shard_count=len(slots),
@@ -337,7 +340,9 @@ def _of_slow_one(facts: JobFacts) -> Diagnosis | None:
     cause = max(parts, key=lambda each: parts[each] - usual_parts[each])
     slow.sort(key=lambda each: -each.own_ms)
     names = tuple(each.name for each in slow)
-    follows = "wait for it" if facts.is_clocked else f"go on without it in {facts.mode}"
+    follows = f"go on without it in {facts.mode}"
+    if facts.is_clocked or facts.has_bound:
+        follows = "wait for it" + (" at the staleness bound" * facts.has_bound)
     own, step = _time(parts[cause]), _time(worst.own_ms)
     theirs = _time(usual_parts[cause])
     text = {
