@@ -127,7 +127,7 @@ def named(
 
     def is_named(found: Document) -> bool:
         diagnosis = found["diagnosis"]
-        return diagnosis["cause"] == cause and diagnosis["who"] == [*who]
+        return bool(diagnosis["cause"] == cause and diagnosis["who"] == [*who])
 
     with Crew(works) as crew:
         try:
