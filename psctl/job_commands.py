@@ -373,7 +373,7 @@ def logs(
         bool, typer.Option("--json", help="Print the lines as they are kept, as JSON.")
     ] = False,
 ) -> None:
-    """Shows the logs of all processes of a job, in the order of time.
+    """Shows the logs of all processes of a job, by time.
 
     Example: psctl logs --state-dir state --since 10min --role shard
 

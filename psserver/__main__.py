@@ -1,6 +1,5 @@
 """The `psserver` command: starts the daemons of a job."""
 
-import os
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from psserver.job_options import JobOptions, takes_job_options
 from pswire.addresses import Address, parse_address
 from pswire.config_options import ConfiguredGroup
 from pswire.limits import WAIT_S_MAX
-from pswire.logs import LOG_DIR_VARIABLE, LogFolderError
+from pswire.logs import LogFolderError
 from pswire.number_range import NumberRange
 from pswire.options import (
     VersionOption,
@@ -256,7 +255,6 @@ def local(
     )
     from psserver.local import run_local
 
-    os.environ.setdefault(LOG_DIR_VARIABLE, str(state_dir.absolute() / "logs"))
     daemons = run_local(config, job.arguments(), verbose=verbose)
     _run("local", daemons, verbose=verbose)
 

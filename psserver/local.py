@@ -22,6 +22,7 @@ from pswire.addresses import Address
 from pswire.config_options import switch_argument
 from pswire.exit_codes import ExitCode
 from pswire.history import is_for_many
+from pswire.logs import LOG_DIR_VARIABLE, LogFolderError, file_handler
 
 log = logging.getLogger("psserver.local")
 
@@ -73,12 +74,28 @@ async def run_local(
             f"{1 + config.shard_count} processes: give a folder that ends with a slash"
         )
     children: list[asyncio.subprocess.Process] = []
+    own_log = _own_log(config)
     try:
         await stay(_supervise(config, job_arguments, children, verbose=verbose))
     finally:
         if config.checkpoint_url is not None:
             await _stop_first(children)
         await _stop(children)
+        if own_log is not None:
+            logging.getLogger().removeHandler(own_log)
+            own_log.close()
+
+
+def _own_log(config: CoordinatorConfig) -> logging.Handler | None:
+    """Keeps a log in the state folder, unless logs go elsewhere already."""
+    if LOG_DIR_VARIABLE in os.environ:
+        return None
+    try:
+        found = file_handler(config.state_dir / "logs", "local")
+    except LogFolderError as error:
+        raise ConfigurationError(str(error)) from error
+    logging.getLogger().addHandler(found)
+    return found
 
 
 async def _supervise(
@@ -96,6 +113,8 @@ async def _supervise(
     ]
     common += [f"--tokens={config.listen.tokens}"] if config.listen.tokens else []
     common += [f"--history={config.history}"] if config.history else []
+    if LOG_DIR_VARIABLE not in os.environ:
+        common += [f"--log-dir={config.state_dir / 'logs'}"]
     coordinator_arguments = (
         f"--state-dir={config.state_dir / 'coordinator'}",
         f"--admin-listen={'off' if config.admin is None else config.admin.address}",
