@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from psctl.folders import write_private
+from pswire.exit_codes import ExitCode
 from pswire.security.roles import Role
 from tests.doubles.children import Nursery
 from tests.doubles.job_tokens import JobTokens
@@ -184,6 +185,38 @@ def test_certificates_are_for_the_names_that_are_called(
     assert f"*.job-shard.{HOST}" in names
     monitor = one(manifests, "ServiceMonitor", "job-shard")["spec"]["endpoints"][0]
     assert monitor["tlsConfig"]["serverName"] in names
+
+
+@pytest.mark.parametrize("checkpoints", [{}, {"url": "s3://a"}], ids=["none", "some"])
+def test_a_shard_is_moved_where_a_checkpoint_is(
+    chart: helm_python.Chart, checkpoints: Manifest
+) -> None:
+    """Without one a drain of its node would end the job."""
+    values = {"workers": {"kind": "none"}, "checkpoints": checkpoints}
+    budget = one(rendered(chart, values), "PodDisruptionBudget", "job-shard")
+    assert budget["spec"]["maxUnavailable"] == len(checkpoints)
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_a_refused_script_fails_the_job(chart: helm_python.Chart, kind: str) -> None:
+    values = {"workers": {"kind": kind, "script": ["/app/train.py"]}}
+    manifests = rendered(chart, values)
+    (job,) = (each for each in manifests if each["kind"] in ("Job", "JobSet"))
+    spec = job["spec"]
+    if kind == "jobset":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    assert spec["podFailurePolicy"]["rules"][1] == {
+        "action": "FailJob",
+        "onExitCodes": {
+            "containerName": "worker",
+            "operator": "In",
+            "values": [
+                ExitCode.USAGE,
+                ExitCode.INCOMPATIBLE_VERSION,
+                ExitCode.BAD_CONFIGURATION,
+            ],
+        },
+    }
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ FOLDERS: Final = (
     "psworker",
     "psctl",
     "protos/pswire",
+    "deploy",
     "tests",
     "docs",
     "examples",

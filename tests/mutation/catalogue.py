@@ -11,6 +11,7 @@ SCHEDULES = (
 )
 WORKER_TESTS = "tests/unit/psworker"
 CONFIGURATION = "tests/unit/test_configuration.py"
+CHART = "tests/integration/test_chart.py"
 
 BUGS = (
     PlantedBug(
@@ -4346,5 +4347,51 @@ BUGS = (
         tests=(
             "tests/unit/psserver/test_watches.py::test_events_come_as_they_happen_to_who_follows_them",
         ),
+    ),
+    PlantedBug(
+        "a refusal is unknown to Prometheus before the first one",
+        (
+            Edit(
+                "psserver/edge/metrics.py",
+                "sorted({*_REFUSALS, *counts})",
+                "sorted(counts)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_metrics.py::test_a_process_says_whom_it_has_refused",
+        ),
+    ),
+    PlantedBug(
+        "shards of the chart tell workers the name of their service",
+        (
+            Edit(
+                "deploy/helm/paramserver/templates/shards.yaml",
+                '"--advertise=$(POD_NAME).{{',
+                '"--advertise={{',
+            ),
+        ),
+        tests=(f"{CHART}::test_parts_of_the_chart_find_each_other",),
+    ),
+    PlantedBug(
+        "no shard of a job without checkpoints keeps its node",
+        (
+            Edit(
+                "deploy/helm/paramserver/templates/shards.yaml",
+                "ternary 1 0 (or",
+                "ternary 1 1 (or",
+            ),
+        ),
+        tests=(f"{CHART}::test_a_shard_is_moved_where_a_checkpoint_is",),
+    ),
+    PlantedBug(
+        "a worker that the job refuses is started again for ever",
+        (
+            Edit(
+                "deploy/helm/paramserver/templates/workers.yaml",
+                "values: [2, 76, 78]",
+                "values: [2]",
+            ),
+        ),
+        tests=(f"{CHART}::test_a_refused_script_fails_the_job",),
     ),
 )

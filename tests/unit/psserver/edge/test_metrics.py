@@ -99,7 +99,17 @@ def test_a_process_says_whom_it_has_refused() -> None:
 
     found = samples(Rows(PROCESS, lambda: process))
 
-    assert found["ps_calls_refused_total", (("reason", "busy"),)] == 2
+    refused = {
+        dict(labels)["reason"]: value
+        for (name, labels), value in found.items()
+        if name == "ps_calls_refused_total"
+    }
+    assert refused == {
+        "busy": 2,
+        "limit_exceeded": 0,
+        "unauthenticated": 0,
+        "permission_denied": 0,
+    }
     assert found["ps_connections_ended_total", (("reason", "surplus"),)] == 3
     assert ("ps_ready", ()) not in found, "there is no admin port"
 
