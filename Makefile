@@ -231,7 +231,7 @@ clean: ## remove what these commands made
 	@echo '  installing paramserver with its dependencies and tools' >&2
 	@$(BIN)/pip install $(PIP_FLAGS) hatchling editables --constraint constraints.txt
 	@$(BIN)/pip install $(PIP_FLAGS) --no-build-isolation --constraint constraints.txt \
-		--editable '.[demo,mnist5k,plot,privacy,s3,tls,dev]'
+		--editable '.[demo,mnist5k,otel,plot,privacy,s3,tls,dev]'
 	@touch $@
 
 .venv-oldest/installed: pyproject.toml constraints-oldest.txt

@@ -17,6 +17,7 @@ from psctl.options import (
     show,
     timeout_option,
 )
+from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
 from pswire.limits import NUMBER_MAX, TRACE_STEP_COUNT_MAX, WAIT_S_MAX
 from pswire.membership import Mode
@@ -28,6 +29,7 @@ from pswire.options import (
     chosen,
     count_option,
     number_option,
+    peer_address,
     takes_credentials,
 )
 
@@ -92,6 +94,16 @@ def trace(
     steps: Annotated[
         int, count_option("Steps of each worker.", most=TRACE_STEP_COUNT_MAX)
     ] = 20,
+    otlp: Annotated[
+        Address | None,
+        typer.Option(
+            "--otlp",
+            parser=peer_address,
+            metavar="HOST:PORT",
+            help="Send it to a collector of OpenTelemetry as well, by OTLP over gRPC.",
+            show_default=False,
+        ),
+    ] = None,
     timeout: Annotated[float, timeout_option(3600.0)] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -103,9 +115,11 @@ def trace(
     it is applied and may be answered, and answer; of each chunk: apply. Needs the role
     admin where the job has tokens. Open the file in https://ui.perfetto.dev.
     """
-    from psctl.trace import save_trace
+    from psctl.trace import save_trace, send_trace
 
     report = save_trace(coordinator, out, step_count=steps, timeout_s=timeout)
+    if otlp is not None:
+        send_trace(report, otlp)
     show(as_json, report.to_json(), report.text)
 
 

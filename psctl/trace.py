@@ -98,6 +98,22 @@ def save_trace(
     return TraceReport(path=path, processes=processes)
 
 
+def send_trace(report: TraceReport, collector: Address) -> None:
+    """Sends what was recorded to a collector of OpenTelemetry.
+
+    Raises:
+        CommandError: The extra is not installed, or the collector has not taken it.
+    """
+    try:
+        from psctl.otlp import send
+    except ImportError as error:
+        raise CommandError(
+            f"--otlp needs OpenTelemetry ({error}): pip install 'paramserver[otel]'",
+            ExitCode.BAD_CONFIGURATION,
+        ) from error
+    say(f"{send(report.processes, collector)} spans sent to {collector}")
+
+
 def trace_document(processes: Sequence[RecordedProcess]) -> dict[str, Any]:
     """A trace in the trace-event format, from its first span on."""
     start_us = min(span.begin_us for each in processes for span in each.spans)

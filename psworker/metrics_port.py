@@ -27,7 +27,7 @@ CONNECTION_COUNT_MAX: Final = 16
 REQUEST_S: Final = 10.0
 """Until a request is whole, and for which an answer may be unread."""
 
-ACTIVITIES: Final = ("compute", "load", "send", "wait")
+ACTIVITIES: Final = ("compute", "load", "send", "wait", "idle")
 
 WORKER: Final[tuple[Metric[Backend], ...]] = (
     Metric(
@@ -58,8 +58,8 @@ WORKER: Final[tuple[Metric[Backend], ...]] = (
     Metric(
         "ps_worker_seconds_total",
         Kind.COUNTER,
-        "What its script has done for how long: `compute`, `load` data, `send`, or "
-        "`wait` for answers.",
+        "What its script has done for how long: `compute`, `load` data, `send`, `wait` "
+        "for answers, or `idle` while it waits for others to compute.",
         lambda b: [
             ((name,), seconds)
             for name, seconds in zip(ACTIVITIES, b.work.seconds[1:], strict=True)

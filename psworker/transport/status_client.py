@@ -335,7 +335,7 @@ class RecordedProcess:
 
     Attributes:
         name: Of the process, such as `worker w0` or `shard 1`.
-        spans: On the coordinator's clock.
+        spans: In microseconds since 1970, by the coordinator's clock.
         clock_error_us: By how much they may be wrong there; None if it is not known.
         is_complete: Whether all steps are there.
         left_out_count: Spans that there was no room for.
@@ -364,12 +364,13 @@ async def record_trace(
     deadline_s = timeout_s + ANSWER_MARGIN_S
     async with _coordinator(address) as stub:
         answer = await stub.RecordTrace(request, timeout=deadline_s)
-    return [_recorded_of(each) for each in answer.processes]
+    offset_us = answer.unix_offset_us
+    return [_recorded_of(each, offset_us) for each in answer.processes]
 
 
-def _recorded_of(process: pb.ProcessTrace) -> RecordedProcess:
+def _recorded_of(process: pb.ProcessTrace, offset_us: int) -> RecordedProcess:
     recorded = process.recorded
-    offset_us = recorded.clock_offset_us
+    offset_us += recorded.clock_offset_us
     return RecordedProcess(
         name=process.name,
         spans=tuple(

@@ -60,7 +60,9 @@ def test_a_trace_has_every_part_of_a_step_and_who_was_waited_for(
     assert set(spans) == {"worker w0", "worker w1", "shard 0"}
     for name in NAMES:
         found = spans[f"worker {name}"]
-        assert {each.kind for each in found} == {"compute", "send", "wait"}
+        kinds = {each.kind for each in found}
+        assert kinds > {"compute", "send"}
+        assert kinds - {"compute", "send"} <= {"wait", "idle"}
         assert len({each.step for each in found}) == 5
     shard = spans["shard 0"]
     assert {each.kind for each in shard} == {"receive", "hold", "answer", "apply"}

@@ -22,7 +22,7 @@ from tests.wheel_check import build, unpacked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-WITHOUT_MINIMA = {"dev", "lightning", "ray", "transformers", "tensorboard"}
+WITHOUT_MINIMA = {"dev", "lightning", "otel", "ray", "transformers", "tensorboard"}
 """Extras that `make oldest` does not hold to their lowest versions: tools, and
 frameworks, which `make integrations` runs at one version each."""
 

@@ -3372,6 +3372,9 @@ class RecordTraceResponse(google.protobuf.message.Message):
 
     PROCESSES_FIELD_NUMBER: builtins.int
     UNFINISHED_FIELD_NUMBER: builtins.int
+    UNIX_OFFSET_US_FIELD_NUMBER: builtins.int
+    unix_offset_us: builtins.int
+    """Microseconds to add to the coordinator's clock for those since 1970."""
     @property
     def processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProcessTrace]:
         """What each process has recorded."""
@@ -3385,8 +3388,9 @@ class RecordTraceResponse(google.protobuf.message.Message):
         *,
         processes: collections.abc.Iterable[global___ProcessTrace] | None = ...,
         unfinished: collections.abc.Iterable[builtins.str] | None = ...,
+        unix_offset_us: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["processes", b"processes", "unfinished", b"unfinished"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["processes", b"processes", "unfinished", b"unfinished", "unix_offset_us", b"unix_offset_us"]) -> None: ...
 
 global___RecordTraceResponse = RecordTraceResponse
 

@@ -1,5 +1,6 @@
 """What readers and people call at the coordinator; they are never members."""
 
+import time
 from collections.abc import AsyncIterator
 
 from psserver.coordinator.core.diagnosis import Cause
@@ -25,6 +26,7 @@ from pswire.membership import Mode
 from pswire.membership_codec import known
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import cut_model, schema_to_message
+from pswire.span_log import clock_us
 from pswire.v1 import coordinator_service_pb2 as messages
 
 UNDONE_COUNT_MAX = 64
@@ -166,6 +168,7 @@ class PublicControl:
                 for name, process in processes.items()
             ],
             unfinished=unfinished,
+            unix_offset_us=time.time_ns() // 1000 - clock_us(),
         )
 
     async def get_status(
