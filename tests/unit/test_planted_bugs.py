@@ -30,7 +30,8 @@ def test_each_bug_finds_its_place(bug: PlantedBug, tmp_path: Path) -> None:
     for file in files:
         planted = (tmp_path / file).read_text()
         assert planted != (ROOT / file).read_text()
-        compile(planted, file, "exec")
+        if file.endswith(".py"):  # those of the page and the chart are read by others
+            compile(planted, file, "exec")
 
 
 def test_names_tell_bugs_apart() -> None:
