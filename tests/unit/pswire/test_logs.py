@@ -13,7 +13,8 @@ import pytest
 
 from pswire import logs
 
-LOG = logging.getLogger("pswire.test_logs")
+# Not below `pswire`, to which a connection of another test may have given handlers.
+LOG = logging.getLogger("library")
 
 
 class Terminal(io.StringIO):
