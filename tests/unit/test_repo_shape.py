@@ -155,7 +155,7 @@ def test_wall_clocks_decide_nothing() -> None:
     # For people, in a history, in the manifest of a checkpoint and in events, and in
     # `psctl logs --since`; and for the ends of tokens and certificates, which
     # `pswire/security/certificates.py` compares, too.
-    # `psctl doctor` compares the clocks themselves.
+    # `psctl doctor` compares the clocks themselves, and a trace has the time of day.
     assert users == {
         "psctl/doctor/checks.py",
         "psctl/job_commands.py",
@@ -164,6 +164,7 @@ def test_wall_clocks_decide_nothing() -> None:
         "protos/pswire/history.py",
         "psserver/coordinator/host/checkpoint_saver.py",
         "psserver/coordinator/host/coordinator_host.py",
+        "psserver/coordinator/rpc/public_control.py",
         "psserver/edge/access.py",
         "psserver/edge/probe.py",
         "psworker/transport/probe_client.py",
