@@ -49,8 +49,9 @@ class Recording:
         is_complete: Whether all steps are recorded.
     """
 
-    def __init__(self, number: int, step_count: int) -> None:
+    def __init__(self, number: int, step_count: int, begin_us: int = 0) -> None:
         self.number = number
+        self._begin_us = begin_us
         self.is_complete = False
         self._first_step: int | None = None
         self._step_count = step_count
@@ -60,8 +61,11 @@ class Recording:
     def note(
         self, kind: str, begin_us: int, end_us: int, step: int, lane: str = ""
     ) -> None:
-        """Notes a span; the first one of a step after the last ends the recording."""
-        if self.is_complete:
+        """Notes a span; the first one of a step after the last ends the recording.
+
+        Those that begin before the trace does belong to none of its steps.
+        """
+        if self.is_complete or begin_us < self._begin_us:
             return
         if self._first_step is None:
             self._first_step = step
@@ -149,6 +153,7 @@ class SpanLog:
             self._offset_us = coordinator_us - (now_us + self._asked_us) // 2
         if order.number > self._number:
             self._number = order.number
-            self.recording = Recording(order.number, order.step_count)
+            begin_us = max(0, order.begin_us - self._offset_us)
+            self.recording = Recording(order.number, order.step_count, begin_us)
         elif not order.number:
             self.recording = None  # nobody waits for it any more

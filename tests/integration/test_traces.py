@@ -28,6 +28,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     ):
         patch.setattr("psworker.member.session.WORK_INTERVAL_S", 0.05)
         patch.setattr("psserver.shard.rpc.coordinator_client.PROGRESS_INTERVAL_S", 0.05)
+        patch.setattr("psserver.coordinator.rpc.public_control.TRACE_LEAD_US", 200_000)
 
         def train(name: str) -> None:
             with connect(job, name) as ps:
@@ -67,12 +68,6 @@ def test_a_trace_has_every_part_of_a_step_and_who_was_waited_for(
     shard = spans["shard 0"]
     assert {each.kind for each in shard} == {"receive", "hold", "answer", "apply"}
     assert {each.lane for each in shard if each.kind == "hold"} == set(NAMES)
-    begin, end = (
-        [getattr(each, which) for each in spans["worker w0"]]
-        for which in ("begin_us", "end_us")
-    )
-    # All clocks are of this machine: shard and worker did that at the same time.
-    assert any(min(begin) < each.begin_us < max(end) for each in shard)
     events = json.loads(out.read_text())["traceEvents"]
     awaited = [each["args"].get("waited_for") for each in events if "args" in each]
     assert "w1" in awaited, "the other one is faster"

@@ -1125,17 +1125,21 @@ class TraceOrder(google.protobuf.message.Message):
 
     NUMBER_FIELD_NUMBER: builtins.int
     STEP_COUNT_FIELD_NUMBER: builtins.int
+    BEGIN_US_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Number of the trace, from 1; one that the process knows changes nothing."""
     step_count: builtins.int
     """Steps."""
+    begin_us: builtins.int
+    """When all begin, in microseconds on the coordinator's clock."""
     def __init__(
         self,
         *,
         number: builtins.int = ...,
         step_count: builtins.int = ...,
+        begin_us: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["number", b"number", "step_count", b"step_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begin_us", b"begin_us", "number", b"number", "step_count", b"step_count"]) -> None: ...
 
 global___TraceOrder = TraceOrder
 

@@ -35,18 +35,19 @@ class Tracing:
     Attributes:
         number: Of the newest trace.
         step_count: Its steps; 0 while none is recorded.
+        begin_us: When its processes begin, on this process's clock of spans.
         processes: What is recorded, by name of the process.
     """
 
     def __init__(self, start_count: int) -> None:
         # Those of an earlier start of the coordinator are known to all processes.
         self.number = start_count << 20
-        self.step_count = 0
+        self.step_count = self.begin_us = 0
         self.processes: dict[str, RecordedProcess] = {}
         self._span_count = 0
 
-    def begin(self, step_count: int, names: Collection[str]) -> None:
-        """Has processes record from now on.
+    def begin(self, step_count: int, names: Collection[str], begin_us: int = 0) -> None:
+        """Has processes record from a moment on, by when all have heard of it.
 
         Raises:
             Refusal: `BUSY`: another trace is being recorded; `NOT_STARTED`: there is
@@ -59,7 +60,7 @@ class Tracing:
                 ErrorReason.NOT_STARTED, "there is no member whose steps to record"
             )
         self.number += 1
-        self.step_count = step_count
+        self.step_count, self.begin_us = step_count, begin_us
         self.processes = {name: RecordedProcess() for name in sorted(names)}
         self._span_count = 0
 

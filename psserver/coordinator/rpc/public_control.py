@@ -33,6 +33,10 @@ UNDONE_COUNT_MAX = 64
 """Most names of checkpoints in an answer."""
 
 
+TRACE_LEAD_US = 2_500_000
+"""Until a trace begins: workers report every two seconds, and hear of it then."""
+
+
 class PublicControl:
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host
@@ -142,7 +146,8 @@ class PublicControl:
                 f"{request.step_count} steps, of 1 to {TRACE_STEP_COUNT_MAX}",
             )
         host, core = self._host, self._host.core
-        core.tracing.begin(request.step_count, core.traced_names)
+        begin_us = clock_us() + TRACE_LEAD_US
+        core.tracing.begin(request.step_count, core.traced_names, begin_us)
         unfinished: list[str] = []
         try:
             await host.changes.wait_until(

@@ -40,7 +40,11 @@ def take_recorded(
         host.changes.notify()
     if name not in tracing.processes:
         return None
-    return messages.TraceOrder(number=tracing.number, step_count=tracing.step_count)
+    return messages.TraceOrder(
+        number=tracing.number,
+        step_count=tracing.step_count,
+        begin_us=tracing.begin_us,
+    )
 
 
 def _is_sound(span: messages.Span) -> bool:

@@ -63,7 +63,7 @@ def test_what_nobody_takes_is_bounded() -> None:
     log = ordered(step_count=9)
     assert log.recording is not None
     for number in range(SPAN_COUNT_MAX + 3):
-        log.recording.note("apply", number, number, 1)
+        log.recording.note("apply", number + 100, number + 100, 1)
     report = log.report()
     assert report is not None
     assert (len(report.spans), report.left_out_count) == (SPAN_COUNT_MAX, 3)
@@ -93,3 +93,17 @@ def test_the_shortest_round_trip_sets_the_clock(is_shorter: bool) -> None:
     offset, error = (1_000, 5) if is_shorter else (1_010, 20)
     assert (report.clock_offset_us, report.clock_error_us) == (offset, error)
     assert abs(report.clock_offset_us - 1_000) <= report.clock_error_us
+
+
+def test_what_begins_before_the_trace_belongs_to_none_of_its_steps() -> None:
+    log = SpanLog(iter(range(0, 1 << 20, 10)).__next__)
+    log.report()
+    # The coordinator's clock is 1,000 ahead.
+    wanted = messages.TraceOrder(number=1, step_count=9, begin_us=1_500)
+    log.take_answer(1_005, wanted)
+    assert log.recording is not None
+    log.recording.note("compute", 499, 510, 1)
+    log.recording.note("send", 500, 510, 1)
+    report = log.report()
+    assert report is not None
+    assert [each.kind for each in report.spans] == ["send"]
