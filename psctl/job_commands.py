@@ -225,7 +225,7 @@ def doctor(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Finds what is wrong on this machine, or between it and a job.
+    """Finds what is wrong here, or on the way to a job.
 
     Example: psctl doctor --coordinator trainer-0:7070
 
