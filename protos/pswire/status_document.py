@@ -32,7 +32,7 @@ def status_document(response: pb.GetStatusResponse, coordinator: str) -> Documen
     Raises:
         Refusal: `MALFORMED_MESSAGE` for a mode that only a newer release knows.
     """
-    mode = known(Mode, response.mode)
+    mode, foremost = known(Mode, response.mode), foremost_clock(response.workers)
     return {
         "schema_version": SCHEMA_VERSION,
         "coordinator": coordinator,
@@ -61,7 +61,7 @@ def status_document(response: pb.GetStatusResponse, coordinator: str) -> Documen
         "snapshot_version": _known(response.snapshot_version),
         "tensor_count": response.tensor_count,
         "parameter_bytes": response.parameter_bytes,
-        "workers": [_worker(worker, response) for worker in response.workers],
+        "workers": [_worker(worker, foremost) for worker in response.workers],
         "shards": [_shard(shard, mode) for shard in response.shards],
         "splits": [
             {
@@ -128,15 +128,12 @@ def metrics_of(messages: Iterable[pb.Metric]) -> dict[str, float | None]:
     return {each.name: _finite(each.value) for each in messages}
 
 
-def lag_of(worker: pb.WorkerStatus, response: pb.GetStatusResponse) -> int | None:
-    """Completed clocks a member is behind the one that is ahead, None for no member.
+def foremost_clock(workers: Iterable[pb.WorkerStatus]) -> int:
+    """Clocks that the member which is ahead has completed; 0 without members.
 
     In BSP all have completed the same ones, also one that does not push for the next.
     """
-    if worker.rank < 0:
-        return None
-    clocks = (each.clock for each in response.workers if each.rank >= 0)
-    return max(clocks) - worker.clock
+    return max((each.clock for each in workers if each.rank >= 0), default=0)
 
 
 def phase_name(phase: pb.JobPhase.ValueType) -> str:
@@ -170,7 +167,7 @@ def _settings(settings: JobSettings) -> Document:
     }
 
 
-def _worker(worker: pb.WorkerStatus, response: pb.GetStatusResponse) -> Document:
+def _worker(worker: pb.WorkerStatus, foremost: int) -> Document:
     is_member = worker.rank >= 0
     return {
         "worker_id": worker.worker.worker_id,
@@ -179,7 +176,7 @@ def _worker(worker: pb.WorkerStatus, response: pb.GetStatusResponse) -> Document
         "state": worker.state,
         "clock": worker.clock if is_member else None,
         "lead": worker.lead if is_member else None,
-        "lag": lag_of(worker, response),
+        "lag": foremost - worker.clock if is_member else None,
         "silent_ms": _known(worker.silent_ms),
         "step_ms": _known(worker.step_ms),
         "address": worker.address or None,

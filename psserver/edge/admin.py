@@ -10,7 +10,7 @@ import ipaddress
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -52,6 +52,9 @@ UNREAD_S: Final = 10.0
 
 ACCEPT_PAUSE_S: Final = 0.1
 """Before the next try where there was no descriptor for a connection."""
+
+PIECE_BYTES: Final = 4 << 10
+"""Of what a connection brings, parsed before it is looked whether the rest counts."""
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing (RFC 9110, 9.2.1); all others are for admins."""
@@ -338,7 +341,10 @@ class _Connection(H11Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        for start in range(0, len(data), PIECE_BYTES):
+            if self.cycle is not None and _is_chunked(self.cycle.scope["headers"]):
+                break  # refused: to parse chunks of one byte would block the loop
+            super().data_received(data[start : start + PIECE_BYTES])
         self._look()
 
     @override
@@ -391,6 +397,10 @@ class _Front:
         request = Request(scope, receive)
         try:
             _check_sender(request, self._listen)
+            if _is_chunked(scope["headers"]):
+                raise HTTPException(
+                    411, "the body comes in chunks: send one with its Content-Length"
+                )
             body = await _body(request)
             await self._app(scope, _replayed(body, receive), answering)
         except ClientDisconnect:
@@ -399,6 +409,11 @@ class _Front:
             if is_begun:
                 raise  # which ends the connection
             await _error_answer(error, scope["path"])(scope, receive, answering)
+
+
+def _is_chunked(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a request's body comes in chunks, by its headers."""
+    return any(name == b"transfer-encoding" for name, _ in headers)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

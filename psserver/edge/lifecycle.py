@@ -133,8 +133,9 @@ def print_line(line: str) -> None:
 
 
 def notify_systemd(state: str) -> None:
-    """Sends one datagram to the service manager, if there is one.
+    """Sends one datagram to the service manager, if there is one that takes it now.
 
+    Never waits for it, and outlives it: a manager may be starting again.
     Source: sd_notify(3).
     """
     path = os.environ.get("NOTIFY_SOCKET")
@@ -142,7 +143,10 @@ def notify_systemd(state: str) -> None:
         return
     target = "\0" + path[1:] if path.startswith("@") else path
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.sendto(state.encode(), target)
+        try:
+            sender.sendto(state.encode(), socket.MSG_DONTWAIT, target)
+        except OSError as error:
+            log.warning("the service manager was not told %s: %s", state, error)
 
 
 async def stay(
@@ -190,7 +194,8 @@ async def keep_watchdog(environ: Mapping[str, str] = os.environ) -> None:
     """
     limit_us = environ.get("WATCHDOG_USEC", "")
     process_id = environ.get("WATCHDOG_PID", "")
-    if limit_us.isdecimal() and process_id in ("", str(os.getpid())):
+    is_ours = process_id in ("", str(os.getpid()))
+    if is_ours and limit_us.isdecimal() and int(limit_us):
         while True:
             notify_systemd("WATCHDOG=1")
             await asyncio.sleep(int(limit_us) / 2e6)

@@ -27,7 +27,7 @@ from pswire.membership_codec import known
 from pswire.metric_rows import Kind, Labelled, Metric
 from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason
-from pswire.status_document import lag_of, phase_name
+from pswire.status_document import foremost_clock, phase_name
 from pswire.v1 import coordinator_service_pb2 as messages
 
 
@@ -230,6 +230,19 @@ def _gradients(j: JobReadings) -> Labelled:
     ]
 
 
+def _lags(j: JobReadings) -> Labelled:
+    """Clocks that each member is behind the fastest one."""
+    foremost = foremost_clock(j.status.workers)
+    return j.of_members(lambda w: foremost - w.clock)
+
+
+def _awaited(j: JobReadings) -> Labelled:
+    """1 for each member that a shard waits for, else 0."""
+    shards = j.status.shards
+    names = {each.name for shard in shards for each in shard.waiting.awaited}
+    return j.of_members(lambda w: w.worker.worker_id in names)
+
+
 def _positions(j: JobReadings) -> Labelled:
     """Positions of the newest epoch by what became of them."""
     names = ("seen_once", "seen_again", "torn", "dropped", "skipped", "never")
@@ -365,7 +378,7 @@ JOB: Final[tuple[Metric[JobReadings], ...]] = (
         "ps_worker_lag_clocks",
         Kind.GAUGE,
         "Clocks that a member is behind the fastest one.",
-        lambda j: j.of_members(lambda w: lag_of(w, j.status)),
+        _lags,
         ("worker",),
     ),
     Metric(
@@ -386,13 +399,7 @@ JOB: Final[tuple[Metric[JobReadings], ...]] = (
         "ps_worker_awaited",
         Kind.GAUGE,
         "1 for a member that a shard waits for, else 0.",
-        lambda j: j.of_members(
-            lambda w: any(
-                other.name == w.worker.worker_id
-                for shard in j.status.shards
-                for other in shard.waiting.awaited
-            )
-        ),
+        _awaited,
         ("worker",),
     ),
     Metric(

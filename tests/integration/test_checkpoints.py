@@ -1,5 +1,6 @@
 """Checkpoints of a running job: whole, of one cut, and made when they are due."""
 
+import asyncio
 import json
 import signal
 import threading
@@ -14,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psserver.coordinator.core.checkpoints import CommittedCheckpoint
+from psserver.coordinator.core.checkpoints import STATE_WAIT_MS, CommittedCheckpoint
 from psserver.coordinator.rpc.status_report import checkpoint_status, status_message
 from psserver.coordinator.storage.saved_job import saved_job_of
 from psserver.edge.checkpoint_interval import CheckpointInterval
@@ -458,3 +459,20 @@ def test_a_shard_that_is_ended_asks_for_a_last_one(tmp_path: Path) -> None:
         assert check_one_cut(folder_in(tmp_path), made).version == 3
         with suppress(psworker.PsError):
             worker.ps.close()
+
+
+def test_shards_that_end_together_leave_the_wait_for_state_as_it_was(
+    tmp_path: Path,
+) -> None:
+    """Else all later checkpoints would go without the state of a slow script."""
+    with job_in(tmp_path, workers_min=1) as job:
+        worker = Worker.of(job, "a")
+        worker.step()
+        saver = job.coordinator.checkpoints
+
+        async def end_both() -> None:
+            await asyncio.gather(saver.save_last(), saver.save_last())
+
+        job.run(end_both())
+        assert job.coordinator.core.checkpoints.state_wait_ms == STATE_WAIT_MS
+        worker.ps.close()

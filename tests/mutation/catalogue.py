@@ -4258,6 +4258,79 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "samples are counted down",
+        (
+            Edit(
+                "psserver/coordinator/core/work.py",
+                "        return max(0, work.sample_count - known)\n",
+                "        return work.sample_count - known\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_work.py::test_samples_are_never_counted_down",
+        ),
+    ),
+    PlantedBug(
+        "two shards that end leave the short wait for registered state",
+        (
+            Edit(
+                "psserver/coordinator/host/checkpoint_saver.py",
+                "                core.checkpoints.state_wait_ms = STATE_WAIT_MS\n",
+                "                pass\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_checkpoints.py::test_shards_that_end_together_leave_the_wait_for_state_as_it_was",
+        ),
+    ),
+    PlantedBug(
+        "a part of a message stays for a trace",
+        (
+            Edit(
+                "psserver/coordinator/rpc/trace_reports.py",
+                "            messages.Span(\n"
+                "                kind=each.kind,\n"
+                "                begin_us=each.begin_us,\n"
+                "                duration_us=each.duration_us,\n"
+                "                step=each.step,\n"
+                "                lane=each.lane,\n"
+                "            )\n"
+                "            for each in recorded.spans\n",
+                "            each\n            for each in recorded.spans\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/test_watches.py::test_a_trace_keeps_no_more_of_a_message_than_its_spans",
+        ),
+    ),
+    PlantedBug(
+        "the admin port parses chunks of one byte",
+        (
+            Edit(
+                "psserver/edge/admin.py",
+                "                break  # refused: to parse",
+                "                pass  # refused: to parse",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_admin.py::test_a_body_in_chunks_is_refused_and_not_parsed",
+        ),
+    ),
+    PlantedBug(
+        "a service manager that is away ends the daemon",
+        (
+            Edit(
+                "psserver/edge/lifecycle.py",
+                '            log.warning("the service manager was not told',
+                "            raise\n"
+                '            log.warning("the service manager was not told',
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_lifecycle.py::test_a_service_manager_that_is_away_ends_no_daemon",
+        ),
+    ),
+    PlantedBug(
         "an evicted worker's reports stay",
         (
             Edit(

@@ -5,7 +5,7 @@ long. Who holds the others up is who waits least for them: `own_ms` of its step 
 own, and of that what the others have not names the cause.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -168,6 +168,7 @@ def facts_of(core: CoordinatorCore, now_ms: int) -> JobFacts:
     mode = core.settings.mode if record is None else record.mode
     members = core.roster.in_state(*PRESENT, WorkerState.LEAVING)
     joining = core.roster.in_state(WorkerState.JOINING)
+    awaited = {each.name for slot in slots for each in slot.standing.waiting_for}
     return JobFacts(
         phase=core.phase,
         mode=mode.label,
@@ -185,12 +186,12 @@ def facts_of(core: CoordinatorCore, now_ms: int) -> JobFacts:
         clock=min((slot.standing.frontier for slot in slots), default=0),
         steps_per_s=core.shards.steps_per_s,
         apply_ms=max(slot.apply_ms or 0.0 for slot in slots),
-        workers=tuple(_worker_facts(core, entry, now_ms) for entry in members),
+        workers=tuple(_worker_facts(core, entry, awaited, now_ms) for entry in members),
     )
 
 
 def _worker_facts(
-    core: CoordinatorCore, entry: WorkerEntry, now_ms: int
+    core: CoordinatorCore, entry: WorkerEntry, awaited: Collection[str], now_ms: int
 ) -> WorkerFacts:
     slots, newest = core.shards.slots, entry.work.newest
     name = entry.worker.worker_id
@@ -202,9 +203,7 @@ def _worker_facts(
         peer_wait_ms=core.shards.peer_wait_ms(entry.worker) or 0.0,
         activity=Activity.UNKNOWN if newest is None else newest.activity,
         activity_ms=0 if newest is None else newest.activity_ms,
-        is_awaited=any(
-            other.name == name for slot in slots for other in slot.standing.waiting_for
-        ),
+        is_awaited=name in awaited,
         shares_memory=all(entry.worker in slot.standing.sharing for slot in slots),
     )
 

@@ -129,7 +129,8 @@ class RecentWork:
         self._reports.append((now_ms, counters))
         if self._first is None and work.step_count:
             self._first = counters
-        return 0 if before is None else work.sample_count - before.sample_count
+        known = work.sample_count if before is None else before.sample_count
+        return max(0, work.sample_count - known)
 
     def lately(self) -> StepMeans | None:
         """Means of its steps, None before there are some to measure.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from psserver.coordinator.core.checkpoints import (
     LAST_STATE_WAIT_MS,
+    STATE_WAIT_MS,
     CommittedCheckpoint,
     PendingCheckpoint,
 )
@@ -87,6 +88,7 @@ class CheckpointSaver:
         # Nothing is deleted while it is looked for where the job could return to.
         self._deleting = asyncio.Lock()
         self._has_warned = False
+        self._last_count = 0  # of last checkpoints that are waited for
         self._tasks: set[asyncio.Task[None]] = set()
 
     def claim(self, folder: CheckpointFolder) -> None:
@@ -226,7 +228,7 @@ class CheckpointSaver:
         if core.checkpoints.settings is None or core.record is None:
             return
         log.info("making a last checkpoint, for at most %g s", LAST_CHECKPOINT_S)
-        usual_ms = core.checkpoints.state_wait_ms
+        self._last_count += 1
         core.checkpoints.state_wait_ms = LAST_STATE_WAIT_MS
         try:
             await self._made(LAST_CHECKPOINT_S, needs_all_shards=True)
@@ -237,7 +239,10 @@ class CheckpointSaver:
         except Refusal as refusal:
             log.warning("no last checkpoint: %s", refusal.message)
         finally:
-            core.checkpoints.state_wait_ms = usual_ms
+            # Several shards may end at a time.
+            self._last_count -= 1
+            if not self._last_count:
+                core.checkpoints.state_wait_ms = STATE_WAIT_MS
 
     async def pruned(self) -> None:
         """Returns when nothing is being deleted."""

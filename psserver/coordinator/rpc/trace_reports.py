@@ -23,7 +23,19 @@ def take_recorded(
     """
     tracing = host.core.tracing
     if recorded.number and tracing.step_count:
-        spans = [each for each in recorded.spans if _is_sound(each)]
+        # Copies, of these fields alone: a part of a message keeps all of it in memory,
+        # with whatever else its sender has put into it.
+        spans = [
+            messages.Span(
+                kind=each.kind,
+                begin_us=each.begin_us,
+                duration_us=each.duration_us,
+                step=each.step,
+                lane=each.lane,
+            )
+            for each in recorded.spans
+            if _is_sound(each)
+        ]
         tracing.take(
             name,
             recorded.number,

@@ -14,6 +14,7 @@ from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.data_control import DataControl
 from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.rpc.shard_control import ShardControl
+from psserver.coordinator.rpc.trace_reports import take_recorded
 from psserver.coordinator.rpc.worker_control import WorkerControl
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.coordinator_settings import CoordinatorSettings
@@ -544,3 +545,17 @@ async def test_what_strangers_bring_to_join_with_is_limited_altogether(
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_a_trace_keeps_no_more_of_a_message_than_its_spans(
+    host: CoordinatorHost,
+) -> None:
+    tracing = host.core.tracing
+    tracing.begin(1, ["worker a"])
+    sent = messages.Span(kind="send", step=3).SerializeToString()
+    with_more = messages.Span.FromString(sent + b"\x9a\x06\x04more")  # field 99
+    assert len(with_more.SerializeToString()) > len(sent)
+    recorded = messages.RecordedSpans(number=tracing.number, spans=[with_more])
+    take_recorded(host, "worker a", recorded)
+    (kept,) = tracing.processes["worker a"].spans
+    assert kept.SerializeToString() == sent

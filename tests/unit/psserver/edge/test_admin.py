@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from psserver.config import ConfigurationError, ListenConfig, OptionError
 from psserver.edge import admin
@@ -389,19 +390,39 @@ async def test_an_answer_that_nobody_reads_ends_its_connection() -> None:
 
 
 @pytest.mark.usefixtures("short_times")
-@pytest.mark.parametrize(
-    "head",
-    ["Content-Length: 10000000000", "Transfer-Encoding: chunked"],
-)
-async def test_an_endless_body_is_refused(head: str) -> None:
+async def test_a_body_in_chunks_is_refused_and_not_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To parse what comes at a time, in chunks of a byte, takes most of a second."""
+    parse, parsed = H11Protocol.data_received, 0
+
+    def counted(protocol: H11Protocol, data: bytes) -> None:
+        nonlocal parsed
+        parsed += len(data)
+        parse(protocol, data)
+
+    monkeypatch.setattr(H11Protocol, "data_received", counted)
     async with served() as port:
         reader, writer = await port.connected()
-        writer.write(
-            f"POST /change HTTP/1.1\r\nHost: localhost\r\n{head}\r\n\r\n".encode()
+        head = b"POST /change HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked"
+        writer.write(head + b"\r\n\r\n" + b"1\r\nx\r\n" * 20_000)
+        answer = await read_answer(reader)
+        assert (answer.status, port.changes) == (411, [])
+        assert "Content-Length" in answer.error
+        await ended(reader)
+        assert parsed <= admin.PIECE_BYTES
+
+
+@pytest.mark.usefixtures("short_times")
+async def test_an_endless_body_is_refused() -> None:
+    async with served() as port:
+        reader, writer = await port.connected()
+        head = (
+            b"POST /change HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000000"
         )
-        part = b"x" * 4096
+        writer.write(head + b"\r\n\r\n")
         for _ in range(32):
-            writer.write(b"1000\r\n" + part + b"\r\n" if "chunked" in head else part)
+            writer.write(b"x" * 4096)
         answer = await read_answer(reader)
         assert (answer.status, port.changes) == (413, [])
         assert "65536 bytes" in answer.error

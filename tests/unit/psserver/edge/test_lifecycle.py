@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from psserver.edge.lifecycle import keep_watchdog, stay
+from psserver.edge.lifecycle import keep_watchdog, notify_systemd, stay
 
 SCRIPT = """
 from psserver.edge.lifecycle import print_line
@@ -65,7 +65,12 @@ async def test_the_watchdog_hears_of_a_loop_that_turns_and_of_no_other(
 
 @pytest.mark.parametrize(
     "environ",
-    [{}, {"WATCHDOG_USEC": "2000", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "soon"}],
+    [
+        {},
+        {"WATCHDOG_USEC": "2000", "WATCHDOG_PID": "1"},
+        {"WATCHDOG_USEC": "soon"},
+        {"WATCHDOG_USEC": "0"},
+    ],
 )
 async def test_without_a_watchdog_of_its_own_it_says_nothing(
     manager: socket.socket, environ: dict[str, str]
@@ -76,6 +81,14 @@ async def test_without_a_watchdog_of_its_own_it_says_nothing(
     with pytest.raises(BlockingIOError):
         manager.recv(100)
     watchdog.cancel()
+
+
+def test_a_service_manager_that_is_away_ends_no_daemon(
+    manager: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager.close()
+    notify_systemd("READY=1")
+    assert "the service manager was not told READY=1" in caplog.text
 
 
 async def test_what_a_daemon_does_goes_on_while_it_drains(

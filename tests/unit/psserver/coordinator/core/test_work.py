@@ -1,5 +1,7 @@
 """What a worker says of its own work, and the means of its steps."""
 
+from dataclasses import replace
+
 import pytest
 
 from psserver.coordinator.core.work import LATELY_MS, REPORT_COUNT_MAX, RecentWork, Work
@@ -61,6 +63,12 @@ def test_an_older_report_that_comes_late_changes_nothing() -> None:
     assert recent.take(_work(9), 2_000) == 4 * 32
     assert recent.take(_work(7), 2_001) == 0
     assert recent.newest == _work(9)
+
+
+def test_samples_are_never_counted_down() -> None:
+    recent = RecentWork()
+    recent.take(_work(5), 0)
+    assert recent.take(replace(_work(9), sample_count=1), 2_000) == 0
 
 
 def test_who_is_no_member_has_done_nothing() -> None:
