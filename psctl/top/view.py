@@ -373,7 +373,7 @@ def _milliseconds(value: float | None) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _bytes(value: int | None) -> str:
@@ -403,8 +403,10 @@ def sparkline(values: Sequence[float], width: int, unicode: bool) -> str:
         step = len(values) / width
         values = [values[int(i * step)] for i in range(width - 1)] + [values[-1]]
     low, high = min(values), max(values)
-    scale = (len(marks) - 1) / (high - low) if high > low else 0.0
-    return "".join(marks[round((value - low) * scale)] for value in values)
+    # Halves: the distance of two numbers may be none.
+    span = high / 2 - low / 2
+    shares = ((each / 2 - low / 2) / span if span else 0.0 for each in values)
+    return "".join(marks[round(share * (len(marks) - 1))] for share in shares)
 
 
 def progress_bar(part: float, width: int, unicode: bool) -> str:

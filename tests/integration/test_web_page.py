@@ -346,6 +346,27 @@ def test_names_of_clients_are_text(open_page: OpenPage) -> None:
         assert page.locator("main img, main svg svg").count() == 0
 
 
+def test_values_and_names_that_nobody_expects_leave_the_page_alive(
+    open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Next to the first value a step of the axis changes nothing: its marks never end.
+    losses = (1e16, 1e16 + 2)
+    monkeypatch.setattr(
+        MadeJob,
+        "_metrics",
+        lambda _, at_s: {"loss": losses[int(at_s) % 2], "metrics": 0.5},
+    )
+    # Two names that look the same.
+    job = MadeJob(worker_ids=["a"], loaders=("a\0", "a\\u{0}"))
+    with ServedPage(job) as served:
+        page = open_page(served.url)
+        is_live(page)
+        wait_for(page, lambda: served.paths.count("/status") >= 3)
+        expect(page.locator("#epochs > li")).to_have_count(2)
+        page.get_by_label("Metric").select_option("metrics")
+        expect(page.locator("#metric-chart .readout")).to_contain_text("0.500")
+
+
 def test_no_text_becomes_markup_whatever_the_page_does(browser: Browser) -> None:
     with (
         ServedPage(MadeJob(worker_ids=["w0"])) as served,

@@ -4077,6 +4077,32 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "names that look the same pile up on the page",
+        (
+            Edit(
+                "psserver/coordinator/page/dom.js",
+                "[...parent.children]) if (!kept.has(child)) child.remove();",
+                "old.values()) child.remove();",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_web_page.py::test_values_and_names_that_nobody_expects_leave_the_page_alive",
+        ),
+    ),
+    PlantedBug(
+        "losses that are far apart end psctl top",
+        (
+            Edit(
+                "psctl/top/view.py",
+                "    span = high / 2 - low / 2\n",
+                "    span = high - low\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psctl/test_top.py::test_curves_and_bars_have_a_form_in_ascii",
+        ),
+    ),
+    PlantedBug(
         "a name turns others around on the page",
         (
             Edit(

@@ -4,6 +4,7 @@ import { mark, measured, minute, time, UNKNOWN } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 190;
+const MARK_COUNT_MAX = 16;
 const MARGIN = { left: 52, right: 12, top: 10, bottom: 24 };
 const TIME_STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
 
@@ -21,7 +22,12 @@ export function niceStep(span, count) {
   return power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
 }
 
-/** The ends of an axis that shows all values; `fromZero` has it begin at 0. */
+/**
+ * The ends of an axis that shows all values, and its marks; `fromZero` has it begin at 0.
+ *
+ * Values may be any that scripts log: so large that a step does not change them, or so far
+ * apart that there is no number for that. Then only the ends are marked.
+ */
 export function axis(values, fromZero) {
   let low = fromZero ? 0 : Math.min(...values);
   let high = Math.max(...values);
@@ -30,7 +36,12 @@ export function axis(values, fromZero) {
     [low, high] = fromZero ? [0, around] : [low - around / 2, high + around / 2];
   }
   const step = niceStep(high - low, 4);
-  return { low: Math.floor(low / step) * step, high: Math.ceil(high / step) * step, step };
+  const [first, last] = [Math.floor(low / step), Math.ceil(high / step)];
+  if (!(last - first > 0 && last - first <= MARK_COUNT_MAX && low + step > low && high - step < high)) {
+    return { low, high, marks: [low, high] };
+  }
+  const marks = Array.from({ length: last - first + 1 }, (_, index) => (first + index) * step);
+  return { low: marks[0], high: marks.at(-1), marks };
 }
 
 export class Chart {
@@ -112,7 +123,9 @@ export class Chart {
 
   y(value) {
     const { low, high } = this.scale;
-    return HEIGHT - MARGIN.bottom - ((value - low) / (high - low)) * (HEIGHT - MARGIN.top - MARGIN.bottom);
+    // Halves: the distance of two numbers may be none.
+    const share = (value / 2 - low / 2) / (high / 2 - low / 2) || 0;
+    return HEIGHT - MARGIN.bottom - share * (HEIGHT - MARGIN.top - MARGIN.bottom);
   }
 
   draw() {
@@ -134,13 +147,12 @@ export class Chart {
   }
 
   drawGrid() {
-    const { low, high, step } = this.scale;
     const right = this.width - MARGIN.right;
-    for (let value = low; value <= high + step / 2; value += step) {
+    for (const value of this.scale.marks) {
       const y = this.y(value);
       shape(this.grid, "line", { x1: MARGIN.left, x2: right, y1: y, y2: y });
       const label = shape(this.grid, "text", { x: MARGIN.left - 8, y: y + 4, "text-anchor": "end" });
-      label.textContent = mark(Math.abs(value) < step / 1e6 ? 0 : value);
+      label.textContent = mark(value);
     }
     const [first, last] = [this.points[0].at, this.points.at(-1).at];
     const stepS = TIME_STEPS_S.find((each) => (last - first) / each <= this.width / 90) ?? 86400 * Math.ceil((last - first) / 86400 / 6);

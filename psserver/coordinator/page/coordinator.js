@@ -20,7 +20,7 @@ function visible(text) {
 
 function reviver(key, value) {
   if (typeof value === "string") return visible(value);
-  if (key !== "metrics" || value === null) return value;
+  if (key !== "metrics" || typeof value !== "object" || value === null) return value;
   return Object.fromEntries(Object.entries(value).map(([name, each]) => [visible(name), each]));
 }
 

@@ -16,17 +16,20 @@ export function make(tag, attributes = {}, ...children) {
 /** Has a parent hold one child for each item, in order, and keeps those that it has. */
 export function keyed(parent, items, keyOf, create, update = () => {}) {
   const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  const kept = new Set();
   let next = parent.firstElementChild;
   for (const item of items) {
     const key = String(keyOf(item));
     const child = old.get(key) ?? create(item);
     child.dataset.key = key;
     old.delete(key);
+    kept.add(child);
     if (child === next) next = next.nextElementSibling;
     else parent.insertBefore(child, next);
     update(child, item);
   }
-  for (const child of old.values()) child.remove();
+  // Not those of `old` alone: names of clients may look the same.
+  for (const child of [...parent.children]) if (!kept.has(child)) child.remove();
 }
 
 /** Fills a `dl` with names and values: `[name, value, note]`. */

@@ -25,7 +25,8 @@ export function measured(value) {
 
 /** A mark of an axis. */
 export function mark(value) {
-  return value && Math.abs(value) < 1e-4 ? value.toExponential(1) : MARK.format(value);
+  const size = Math.abs(value);
+  return size && (size < 1e-4 || size >= 1e15) ? value.toExponential(1) : MARK.format(value);
 }
 
 export function bytes(count) {

@@ -289,6 +289,8 @@ def test_curves_and_bars_have_a_form_in_ascii() -> None:
     assert sparkline([1, 2, 3], 8, unicode=True) == "▁▅█"
     assert sparkline([3.0, 3.0], 8, unicode=False) == "__"
     assert sparkline([1.0], 8, unicode=True) == ""
+    assert sparkline([-1e308, 0.0, 1e308], 8, unicode=False) == "_-#"
+    assert sparkline([0.0, 5e-324], 8, unicode=False) == "__"
     assert len(sparkline(list(range(100)), 20, unicode=True)) == 20
     assert progress_bar(0.5, 10, unicode=False) == "#####-----"
     assert progress_bar(7.0, 4, unicode=True) == "████"
