@@ -12,7 +12,7 @@ from typing import Final, TypeVar, cast
 import torch
 
 from pswire.activity import Activity
-from pswire.limits import METRIC_COUNT_MAX
+from pswire.limits import METRIC_COUNT_MAX, NUMBER_MAX
 from pswire.names import metric_name_problem
 from pswire.span_log import Recording, SpanLog
 from psworker.errors import ConfigurationError
@@ -105,10 +105,13 @@ class WorkLog:
             kind = _KINDS[activity]
             recording.note(kind, begin_us, end_us, self.step_count + 1)
 
-    def note_step(self, sample_count: int) -> None:
-        """A step has pushed a gradient, of samples as far as they are counted."""
+    def note_step(self, sample_count: float) -> None:
+        """A step has pushed a gradient, of samples as far as they are counted.
+
+        A weight that a script gives counts as samples, however large it is.
+        """
         self.step_count += 1
-        self.sample_count += sample_count
+        self.sample_count = int(min(self.sample_count + sample_count, NUMBER_MAX))
 
     def loading(self, batches: Iterable[T]) -> Iterator[T]:
         """The same batches; the time until each is there counts as waiting for it."""

@@ -36,7 +36,12 @@ from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.ports import CoordinatorPort
 from psworker.transport.retries import left_s, now, pause, told_to_users, until_decided
-from psworker.transport.values import JoinAnswer, SeedOrder, StateWanted
+from psworker.transport.values import (
+    JoinAnswer,
+    SeedOrder,
+    StateWanted,
+    WorkDone,
+)
 from psworker.transport.waiting_log import WaitingLog
 from psworker.work_log import WorkLog
 
@@ -473,7 +478,8 @@ class Session:
         """
         self._is_leaving = True
         if not signal_name and self._silent_since is None:
-            await self._send_work()  # with what it has logged last
+            # With what it has logged last; a process that ends begins no thread.
+            await self._send_work(self.work.read())
         deadline = now() + LEAVE_TIMEOUT_S
         attempt = 0
         while True:
@@ -517,15 +523,14 @@ class Session:
         """Reports now and then what the script does."""
         while True:
             await asyncio.sleep(WORK_INTERVAL_S)
-            await self._send_work()
+            # In a thread: it waits for the devices of tensors that were logged.
+            await self._send_work(await asyncio.to_thread(self.work.read))
 
-    async def _send_work(self) -> None:
+    async def _send_work(self, done: WorkDone) -> None:
         """Reports what the script has done, if it trains; one may be lost."""
         is_known = self.membership.failure is None and self._silent_since is None
-        if not (is_known and self.work.activity and self.membership.member):
+        if not (is_known and done.activity and self.membership.member):
             return
-        # In a thread: a tensor that was logged is read when its device has come so far.
-        done = await asyncio.to_thread(self.work.read)
         try:
             await self.control.report_work(
                 self.worker,

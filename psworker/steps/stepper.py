@@ -58,7 +58,7 @@ class Stepper(Publisher):
         )
         # A second step on the same batch, as a GAN takes it, has as many samples.
         self._sample_count = 1
-        self._new_sample_count = 0  # behind the newest step and none before
+        self._new_sample_count = 0.0  # behind the newest step and none before
         self._models = tuple(sending.tensors.given.models.values())
         self._hooks: ModelHooks | None = None
         if self.overlaps:
@@ -350,13 +350,13 @@ class Stepper(Publisher):
             )
 
 
-def _new_samples(drawn: DrawnData, weight: float | None) -> int:
+def _new_samples(drawn: DrawnData, weight: float | None) -> float:
     """Samples behind a step that none before has had; 0 where none are counted."""
     if drawn.continues_batch:
         return 0
     if drawn.sample_count is not None:
         return drawn.sample_count
-    return int(weight or 0)
+    return weight or 0
 
 
 def _refuse_unprotected(wanted: OptimizerStep) -> None:

@@ -76,6 +76,8 @@ def test_a_child_forked_after_a_step_has_its_values(
         nursery: Nursery = request.getfixturevalue("nursery")
         done = nursery.run(
             *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"),
+            # A plugin of anyio, which the nursery has imported for the daemons.
+            "-Wignore:Module already imported so cannot be rewritten; anyio",
             name,
             environment={IS_ALONE: "1"},
         )

@@ -136,7 +136,7 @@ class GroupPushes(MemberPushes):
             return self._settle_lost(contents, seal.place)
         exchange.asks_first = is_repeat
         result = self._finish(exchange, self._store)
-        self._session.work.note_step(int(contents.trailer.weight))
+        self._session.work.note_step(contents.trailer.weight)
         return result
 
     def _is_other_start(self, worker: WorkerKey) -> bool:
