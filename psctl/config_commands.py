@@ -152,7 +152,7 @@ def _plain(value: object) -> object:
     if value is None or isinstance(value, bool | int | float):
         return value
     # Of the URL of a store that has a password in it.
-    return re.sub(r"://[^/@]*@", "://***@", str(value))
+    return re.sub(r"://[^/]*@", "://***@", str(value))
 
 
 def _shown(value: object) -> str:

@@ -11,6 +11,7 @@ import typer
 
 from psctl.options import say
 from psctl.status import ask
+from psctl.tables import time_text
 from pswire.addresses import Address
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.names import printable
@@ -64,7 +65,7 @@ async def followed(
 
 def event_text(event: Document) -> str:
     """A line for people, with the time of this machine."""
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at_unix_s"]))
+    at = time_text(event["at_unix_s"], "%Y-%m-%d %H:%M:%S")
     return f"{at}  {event['kind']:<19}  {printable(event['text'])}"
 
 

@@ -65,18 +65,18 @@ def parsed_since(text: str, now: datetime) -> str:
         ValueError: It is neither.
     """
     found = re.fullmatch(r"(\d{1,6})(s|min|h|d)", text)
-    if found is not None:
-        when = now - timedelta(**{_UNITS[found[2]]: int(found[1])})
-    else:
-        try:
+    try:
+        if found is not None:
+            when = now - timedelta(**{_UNITS[found[2]]: int(found[1])})
+        else:
             when = datetime.fromisoformat(text)
-        except ValueError:
-            raise ValueError(
-                f"{text[:40]!r} is no time: give how long ago, as in 30s, 10min, 2h or "
-                "1d, or a time such as 2026-01-31T12:00"
-            ) from None
-    # Without a zone it is the machine's own time, as people write it.
-    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        # Without a zone it is the machine's own time, as people write it.
+        return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    except (ValueError, OverflowError):  # or before the year 1
+        raise ValueError(
+            f"{text[:40]!r} is no time: give how long ago, as in 30s, 10min, 2h or "
+            "1d, or a time such as 2026-01-31T12:00"
+        ) from None
 
 
 class LogFolder:
@@ -123,7 +123,8 @@ class LogFolder:
         return has_role and line.time >= self._since
 
     def _paths(self) -> list[Path]:
-        return sorted(self._folder.glob(f"*{SUFFIX}"))
+        # Nothing else: to open a pipe waits for who writes into it.
+        return sorted(p for p in self._folder.glob(f"*{SUFFIX}") if p.is_file())
 
     def _lines_of(self, path: Path) -> Iterator[LogLine]:
         """New lines of a process, from the oldest of its files on."""
@@ -155,6 +156,6 @@ def _parsed(text: str) -> dict[str, object]:
     """The object that a line is; empty for any other line."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

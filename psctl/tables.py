@@ -1,5 +1,6 @@
 """Plain text tables, the same on a terminal and in a pipe."""
 
+import time
 from collections.abc import Collection, Sequence
 from typing import Final
 
@@ -12,6 +13,14 @@ WIDTH_MAX: Final = 80
 def count_text(count: int, one: str, many: str = "") -> str:
     """Such as `1 file` and `2 files`."""
     return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def time_text(unix_s: float, form: str) -> str:
+    """A time of this machine; that of a coordinator may be none, and has no text."""
+    try:
+        return time.strftime(form, time.localtime(unix_s))
+    except (ValueError, OverflowError, OSError):
+        return "at no time"
 
 
 def aligned(

@@ -210,11 +210,16 @@ def _checked(name: str, value: object) -> LogValue:
                 f"ps.log({name}=...) got a tensor of shape {tuple(value.shape)} and "
                 f"type {value.dtype}: {NOT_A_NUMBER}, so log its mean"
             )
+        if value.is_meta:
+            raise ConfigurationError(
+                f"ps.log({name}=...) got a tensor on the meta device, which has no "
+                "value: log it where the model is computed"
+            )
         # On its device and in order with what that does: nobody waits for it here.
         return value.detach().reshape(()).float()
     try:
         return float(cast("float", value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigurationError(
             f"ps.log({name}=...) got a {type(value).__qualname__}: {NOT_A_NUMBER}"
         ) from None

@@ -15,6 +15,9 @@ RATIO_MAX: Final = 0.5
 _TEXT: Final = re.compile(r"push=(\w+) pull=(\w+) ratio=(\S+)")
 _RAW: Final = "raw"
 
+ENCODING_NAMES: Final = frozenset({*ENCODINGS, _RAW})
+"""Of what gradients and values are sent in."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compression:

@@ -149,7 +149,7 @@ def _content(path: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
         raise ConfigFileError(
             f"can't read {path}: {error.strerror}; see whether the name is right"
         ) from error
-    except ValueError as error:  # of TOML, or bytes that are no UTF-8
+    except (ValueError, RecursionError) as error:  # or bytes that are no UTF-8
         raise ConfigFileError(
             f"{path} is no TOML: {error}; see docs/configuration.md for an example"
         ) from error

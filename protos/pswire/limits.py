@@ -125,6 +125,10 @@ METRIC_COUNT_MAX: Final = 16
 
 METRIC_NAME_LENGTH_MAX: Final = 64
 
+JOB_METRIC_COUNT_MAX: Final = 64
+"""Names of which a job has a mean over its workers. Each point of its history has these
+values, and each scrape: workers that log names of their own must not make them grow."""
+
 ENCODING_COUNT_MAX: Final = 16
 """Encodings in which one worker counts bytes: there are fewer."""
 

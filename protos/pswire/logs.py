@@ -11,6 +11,7 @@ import logging.handlers
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from logging import Handler
@@ -138,7 +139,7 @@ def formatter(*, is_text: bool) -> logging.Formatter:
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty() and "NO_COLOR" not in os.environ,
-            exception_formatter=structlog.dev.plain_traceback,
+            exception_formatter=_write_traceback,
         )
         if is_text
         else processors.JSONRenderer()
@@ -156,6 +157,12 @@ def formatter(*, is_text: bool) -> logging.Formatter:
             renderer,
         ],
     )
+
+
+def _write_traceback(stream: TextIO, error: "structlog.typing.ExcInfo") -> None:
+    """As `_escape_event`: the text of an error may have names in it, too."""
+    lines = "".join(traceback.format_exception(*error)).rstrip("\n").split("\n")
+    stream.write("\n" + "\n".join(printable(line) for line in lines))
 
 
 def _add_known(

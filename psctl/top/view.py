@@ -1,14 +1,13 @@
 """What `psctl top` shows, as lines of a size: pure, without a terminal."""
 
 import re
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from psctl.tables import fitted
+from psctl.tables import fitted, time_text
 from pswire.byte_text import byte_text
 from pswire.names import printable
 from psworker.pace import EpochProgress, Pace, duration_text
@@ -355,7 +354,7 @@ def _shard_table(shards: Sequence[Row], width: int) -> str:
 
 
 def _event_line(event: Row, width: int) -> Line:
-    at = time.strftime("%H:%M:%S", time.localtime(event["at_unix_s"]))
+    at = time_text(event["at_unix_s"], "%H:%M:%S")
     style = Style.BAD if event["kind"] in _BAD_EVENTS else Style.PLAIN
     return Line(f"{at}  {printable(event['text'])}"[:width], style)
 

@@ -4284,6 +4284,32 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "names that one worker logs crowd out those of all",
+        (
+            Edit(
+                "psserver/coordinator/core/coordinator.py",
+                "key=lambda name: (-len(found[name]), name))",
+                "key=lambda name: (len(found[name]), name))",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_work.py::test_names_of_one_workers_own_never_crowd_out_those_of_all",
+        ),
+    ),
+    PlantedBug(
+        "a worker names encodings of its own",
+        (
+            Edit(
+                "psserver/coordinator/rpc/worker_control.py",
+                "        if encoded.encoding not in ENCODING_NAMES:\n",
+                "        if not encoded.encoding:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/test_watches.py::test_a_report_of_work_that_makes_no_sense_changes_nothing",
+        ),
+    ),
+    PlantedBug(
         "samples are counted down",
         (
             Edit(

@@ -172,6 +172,7 @@ WRONG = [
     ("[coordinator]\nlimit = [1]", r"limit is \[1\], and a list of texts is expected"),
     ("[coordinator]\nlease-ttl = 1\nlease_ttl = 2", "which are the same: leave one"),
     ("[coordinator]\nshards 2", "is no TOML: .*line 2"),
+    ("[coordinator]\nlimit = " + 10_000 * "[", "is no TOML: "),
     ("[coordinator]\nyes = true", "no setting 'yes'"),
 ]
 

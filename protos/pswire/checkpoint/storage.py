@@ -84,7 +84,7 @@ class Storage(Protocol):
 
 def shown_url(url: str) -> str:
     """A URL or a path for people: without a password."""
-    return re.sub(r"://[^/@]*@", "://...@", printable(url))
+    return re.sub(r"://[^/]*@", "://...@", printable(url))
 
 
 def storage_of(url: str) -> Storage:

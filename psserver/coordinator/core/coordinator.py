@@ -57,7 +57,7 @@ from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
 from pswire.leased_data import DataReport
-from pswire.limits import CHUNK_BYTES_MAX, PRODUCT_COUNT_MAX
+from pswire.limits import CHUNK_BYTES_MAX, JOB_METRIC_COUNT_MAX, PRODUCT_COUNT_MAX
 from pswire.membership import FenceKind, Mode, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
@@ -140,13 +140,20 @@ class CoordinatorCore:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Of each name that scripts have logged, the mean of what each has last."""
+        """Of each name that scripts have logged, the mean of what each has last.
+
+        Of many names those that most workers have.
+        """
         found: dict[str, list[float]] = {}
         for entry in self.roster.in_state(*PRESENT, WorkerState.LEAVING):
             work = entry.work.newest
             for name, logged in work.metrics.items() if work is not None else ():
                 found.setdefault(name, []).append(logged.value)
-        return {name: sum(each) / len(each) for name, each in sorted(found.items())}
+        most = sorted(found, key=lambda name: (-len(found[name]), name))
+        return {
+            name: sum(found[name]) / len(found[name])
+            for name in sorted(most[:JOB_METRIC_COUNT_MAX])
+        }
 
     @property
     def phase(self) -> JobPhase:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncIterator
 
 from psserver.coordinator.core.coordinator_effects import EndJob
@@ -27,10 +26,12 @@ from psserver.edge.monotonic import now_ms
 from psserver.edge.staging_calls import StagingCall, StagingCalls, StagingPlaces
 from psserver.logs import RefusalLog
 from pswire.activity import Activity
+from pswire.compression import ENCODING_NAMES
 from pswire.data_codec import read_report
 from pswire.limits import (
     ENCODING_COUNT_MAX,
     METRIC_COUNT_MAX,
+    NUMBER_MAX,
     STATE_BYTES_MAX,
     WAITING_INTERVAL_MS,
 )
@@ -310,9 +311,10 @@ def _work(request: messages.ReportWorkRequest) -> Work:
     traffic = request.traffic
     sizes = [traffic.sent_bytes, traffic.received_bytes]
     sizes += [n for e in traffic.encodings for n in (e.sent_bytes, e.received_bytes)]
-    if not all(math.isfinite(n) and n >= 0 for n in (*counters.values(), *sizes)):
+    if not all(0 <= n <= NUMBER_MAX for n in (*counters.values(), *sizes)):
         raise Refusal(
-            ErrorReason.MALFORMED_MESSAGE, "a counter is negative or no finite number"
+            ErrorReason.MALFORMED_MESSAGE,
+            f"a counter is negative, above {NUMBER_MAX}, or no number",
         )
     if (
         len(request.metrics) > METRIC_COUNT_MAX
@@ -326,7 +328,13 @@ def _work(request: messages.ReportWorkRequest) -> Work:
     for metric in request.metrics:
         check_metric_name(metric.name)
     for encoded in traffic.encodings:
-        check_metric_name(encoded.encoding)
+        # They are labels of metrics, of which there are few.
+        if encoded.encoding not in ENCODING_NAMES:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"the encoding {encoded.encoding[:64]!r} is none of "
+                f"{', '.join(sorted(ENCODING_NAMES))}",
+            )
     known = {each.value for each in Activity}
     activity = int(request.activity)
     return Work(

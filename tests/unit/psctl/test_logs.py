@@ -1,6 +1,7 @@
 """`psctl logs`: the logs of a job's processes, in the order of time."""
 
 import json
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -117,7 +118,13 @@ def test_since(text: str, time: str) -> None:
     assert parsed_since(text, NOW) == time
 
 
-@pytest.mark.parametrize("text", ["", "10", "yesterday", "-5s", "9999999d"])
+def test_what_is_no_log_is_left_out_or_shown_as_it_is(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.jsonl")
+    write(folder / "zeta.jsonl", "[" * 10_000)
+    assert next(LogFolder(folder).lines()).text == "[" * 10_000
+
+
+@pytest.mark.parametrize("text", ["", "10", "yesterday", "-5s", "9999999d", "999999d"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no time: give how long ago"):
         parsed_since(text, NOW)

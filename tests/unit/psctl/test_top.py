@@ -5,6 +5,7 @@ from typing import Any
 import pyte
 import pytest
 
+from psctl.tables import time_text
 from psctl.top.screen import Painter, keys_in
 from psctl.top.view import (
     Choice,
@@ -283,6 +284,11 @@ def test_no_color_leaves_bold_and_reverse() -> None:
     assert "31m" in coloured
     assert "31m" not in plain
     assert "\x1b[1;7m" in plain
+
+
+def test_a_time_that_is_none_ends_no_command() -> None:
+    for unix_s in (float("nan"), float("inf"), 1e30):
+        assert time_text(unix_s, "%H:%M:%S") == "at no time"
 
 
 def test_curves_and_bars_have_a_form_in_ascii() -> None:

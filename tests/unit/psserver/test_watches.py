@@ -301,6 +301,15 @@ METRICS = [messages.Metric(name=f"n{number}", value=1.0) for number in range(17)
         ({"step_count": -1}, ErrorReason.MALFORMED_MESSAGE),
         ({"compute_s": float("nan")}, ErrorReason.MALFORMED_MESSAGE),
         ({"wait_s": float("inf")}, ErrorReason.MALFORMED_MESSAGE),
+        ({"send_s": 1e308}, ErrorReason.MALFORMED_MESSAGE),
+        (
+            {
+                "traffic": messages.Traffic(
+                    encodings=[messages.EncodedBytes(encoding="a")]
+                )
+            },
+            ErrorReason.MALFORMED_MESSAGE,
+        ),
         (
             {"traffic": messages.Traffic(sent_bytes=-1)},
             ErrorReason.MALFORMED_MESSAGE,

@@ -150,3 +150,14 @@ def test_a_library_is_silent_once_its_user_has_configured_logging(
     assert [each["event"] for each in kept] == ["before", "after"]
     for handler in handlers:
         handler.close()
+
+
+def test_an_error_never_steers_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = stderr(monkeypatch, Terminal())
+    logs.configure_logs(role="coordinator")
+    try:
+        raise ValueError("a name\x1b[2J")
+    except ValueError:
+        LOG.exception("failed")
+    assert "\x1b" not in said.getvalue()
+    assert said.getvalue().splitlines()[-1] == "ValueError: a name\\x1b[2J"

@@ -136,6 +136,8 @@ def test_no_tensor_is_read_when_it_is_logged(monkeypatch: pytest.MonkeyPatch) ->
         ({"loss": torch.zeros(2)}, r"tensor of shape \(2,\)"),
         ({"loss": "high"}, "got a str: it is logged as a number"),
         ({"loss": None}, "got a NoneType"),
+        ({"loss": 10**400}, "got a int"),
+        ({"loss": torch.empty((), device="meta")}, "meta device"),
         (
             {f"n{number}": 0.0 for number in range(METRIC_COUNT_MAX)},
             "takes 16 names in all, and these are 17",

@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.coordinator.core.work import LATELY_MS, REPORT_COUNT_MAX, RecentWork, Work
+from psserver.coordinator.core.work import (
+    LATELY_MS,
+    REPORT_COUNT_MAX,
+    Logged,
+    RecentWork,
+    Work,
+)
+from pswire.limits import JOB_METRIC_COUNT_MAX
 from pswire.membership import WorkerState
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
@@ -69,6 +76,18 @@ def test_samples_are_never_counted_down() -> None:
     recent = RecentWork()
     recent.take(_work(5), 0)
     assert recent.take(replace(_work(9), sample_count=1), 2_000) == 0
+
+
+def test_names_of_one_workers_own_never_crowd_out_those_of_all() -> None:
+    count = JOB_METRIC_COUNT_MAX
+    driven = DrivenCoordinator.running("a", "b")
+    first, second = driven.core.roster.in_state(WorkerState.MEMBER)
+    own = {f"a{number:03}": Logged(1.0, 1) for number in range(count)}
+    loss = {"loss": Logged(3.0, 1)}
+    driven.core.report_work(first, Work(step_count=1, metrics=own | loss), 0)
+    driven.core.report_work(second, Work(step_count=1, metrics=loss), 0)
+    assert len(driven.core.metrics) == count
+    assert driven.core.metrics["loss"] == 3.0
 
 
 def test_who_is_no_member_has_done_nothing() -> None:
