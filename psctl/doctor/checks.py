@@ -209,7 +209,7 @@ def check_job(found: SeenJob) -> Finding:
     if cause in QUIET_CAUSES:
         return ok(seen, cause=cause)
     return warning(
-        seen, "see `psctl top`, and docs/psctl.md for how it is found", cause=cause
+        seen, "see `psctl top`, and docs/troubleshooting.md for what to do", cause=cause
     )
 
 

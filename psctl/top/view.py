@@ -215,7 +215,7 @@ def _rates(seen: Seen, width: int, unicode: bool) -> str:
 
 def _data(epoch: EpochProgress | None, width: int, unicode: bool) -> str:
     if epoch is None:
-        return "data: no loader of the job's"
+        return "data: no prepared loader has begun an epoch"
     label = f"epoch {epoch.epoch} of {printable(epoch.loader)[:NAME_LENGTH_MAX]}"
     count = f"{epoch.done_count:,} of {epoch.count:,}"
     end = "over" if epoch.is_over else epoch.left_text

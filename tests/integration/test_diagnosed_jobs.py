@@ -161,8 +161,8 @@ def test_a_straggler_is_named_and_what_it_takes(job: Job) -> None:
 @pytest.mark.parametrize(
     ("mode", "follows"),
     [
-        (Mode.SSP, "and wait for it at the staleness bound"),
-        (Mode.ASP, "and go on without it in asp"),
+        (Mode.SSP, "and wait for slow at the staleness bound; "),
+        (Mode.ASP, "and go on without slow in asp; "),
     ],
 )
 def test_a_straggler_is_named_where_workers_are_not_in_step(
@@ -175,7 +175,7 @@ def test_a_straggler_is_named_where_workers_are_not_in_step(
         trainer = Trainer(job)
         works = {"quick": trainer.worker(), "slow": trainer.worker(compute_s=SLOW_S)}
         document = named(job, "straggler", works, trainer, who=["slow"])
-        assert document["diagnosis"]["sentence"].endswith(follows)
+        assert follows in document["diagnosis"]["sentence"]
 
 
 @pytest.mark.repeat
@@ -227,9 +227,9 @@ def test_a_slow_link_is_named(tmp_path: Path) -> None:
 def test_too_few_workers_are_named_and_how_many_there_are(job: Job) -> None:
     trainer = Trainer(job)
     with Crew({"first": trainer.worker()}) as crew:
-        sentence = "the job waits for 1 more worker: 1 of 2 has called prepare()"
+        sentence = "the job waits for 1 more worker: 1 of 2 has called prepare(); "
         document = wait_for(
-            job, lambda found: found["diagnosis"]["sentence"] == sentence
+            job, lambda found: found["diagnosis"]["sentence"].startswith(sentence)
         )
         assert document["diagnosis"]["cause"] == "too_few_workers"
         with Crew({"second": trainer.worker()}) as other:

@@ -62,6 +62,21 @@ class Cause(StrEnum):
     FAILED = "failed"
 
 
+CURES = {
+    Cause.STRAGGLER: (
+        "see what else its machine does, or choose a mode that waits less (psctl mode)"
+    ),
+    Cause.WAITING_FOR_DATA: (
+        "give the loader more processes (num_workers), or the data a faster place"
+    ),
+    Cause.SLOW_LINK: (
+        "send less (prepare(compression=...)), or while it computes "
+        "(prepare(overlap=True))"
+    ),
+}
+"""What to do where steps are slow; docs/troubleshooting.md has more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What a job is doing.
@@ -243,8 +258,9 @@ def _of_disk(facts: JobFacts) -> Diagnosis | None:
     if any(text in facts.checkpoint_failure for text in FULL_DISK_TEXTS):
         return Diagnosis(
             Cause.DISK,
-            "the disk of the checkpoints is full or takes no writes, and the last "
-            f"checkpoint has failed: {facts.checkpoint_failure}",
+            "the disk of the checkpoints is full or takes no writes: make room there; "
+            "the job trains, and its last checkpoint has failed: "
+            f"{facts.checkpoint_failure}",
         )
     return None
 
@@ -265,7 +281,8 @@ def _of_start(facts: JobFacts) -> Diagnosis:
             Cause.TOO_FEW_WORKERS,
             f"the job waits for {lacking} more worker{'s' if lacking > 1 else ''}: "
             f"{facts.ready_count} of {facts.workers_min} "
-            f"{'has' if facts.ready_count == 1 else 'have'} called prepare()",
+            f"{'has' if facts.ready_count == 1 else 'have'} called prepare(); start "
+            "what is missing, or the job with a smaller --min-workers",
         )
     if facts.load_failure:
         return Diagnosis(
@@ -339,9 +356,9 @@ def _of_slow_one(facts: JobFacts) -> Diagnosis | None:
     cause = max(parts, key=lambda each: parts[each] - usual_parts[each])
     slow.sort(key=lambda each: -each.own_ms)
     names = tuple(each.name for each in slow)
-    follows = f"go on without it in {facts.mode}"
+    follows = f"go on without {names[0]} in {facts.mode}"
     if facts.is_clocked or facts.has_bound:
-        follows = "wait for it" + (" at the staleness bound" * facts.has_bound)
+        follows = f"wait for {names[0]}" + (" at the staleness bound" * facts.has_bound)
     own, step = _time(parts[cause]), _time(worst.own_ms)
     theirs = _time(usual_parts[cause])
     text = {
@@ -351,7 +368,7 @@ def _of_slow_one(facts: JobFacts) -> Diagnosis | None:
         ),
         Cause.WAITING_FOR_DATA: (
             f"{names[0]} waits for its loader: {own} of its step of {step}; the others "
-            f"wait {theirs} for theirs and {follows}"
+            f"wait {theirs} for theirs, and {follows}"
         ),
         Cause.SLOW_LINK: (
             f"{names[0]} has a slow link: its step takes {step}, of which {own} to "
@@ -360,7 +377,7 @@ def _of_slow_one(facts: JobFacts) -> Diagnosis | None:
     }[cause]
     if len(names) > 1:
         text += f"; {_listed(names[1:])} {_are(names[1:])} slow too"
-    return Diagnosis(cause, text, names)
+    return Diagnosis(cause, f"{text}; {CURES[cause]}", names)
 
 
 def _is_slower(worker: WorkerFacts, usual_ms: float) -> bool:
@@ -405,8 +422,8 @@ def _of_all(facts: JobFacts) -> Diagnosis | None:
         )
         return Diagnosis(
             Cause.WAITING_FOR_DATA,
-            f"{who}: {_time(load_ms)} of a step of {_time(step_ms)}; give the loader "
-            "more processes (num_workers), or the data a faster place",
+            f"{who}: {_time(load_ms)} of a step of {_time(step_ms)}; "
+            f"{CURES[Cause.WAITING_FOR_DATA]}",
             tuple(each.name for each in known),
         )
     remote = [each for each in known if not each.shares_memory]
@@ -419,7 +436,8 @@ def _of_all(facts: JobFacts) -> Diagnosis | None:
         return Diagnosis(
             Cause.SLOW_LINK,
             f"the link between workers and shards is slow: {_time(wire_ms)} of a step "
-            f"of {_time(step_ms)} goes to sending gradients and receiving values",
+            f"of {_time(step_ms)} goes to sending gradients and receiving values; "
+            f"{CURES[Cause.SLOW_LINK]}",
             tuple(each.name for each in remote),
         )
     return None

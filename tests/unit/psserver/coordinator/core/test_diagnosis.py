@@ -70,7 +70,8 @@ def test_a_straggler_is_named_with_its_time_and_theirs() -> None:
     assert found.who == ("worker-2",)
     assert found.sentence == (
         "worker-2 is the straggler: its step takes 3.0 s, of which it computes 2.9 s; "
-        "the others compute 400 ms and wait for it"
+        "the others compute 400 ms and wait for worker-2; see what else its machine "
+        "does, or choose a mode that waits less (psctl mode)"
     )
 
 
@@ -80,7 +81,9 @@ def test_a_slow_link_of_one_worker_is_no_straggler() -> None:
     assert (found.cause, found.who) == (Cause.SLOW_LINK, ("worker-1",))
     assert found.sentence == (
         "worker-1 has a slow link: its step takes 1.9 s, of which 1.5 s to send "
-        "gradients and receive values; the others take 30 ms and wait for it"
+        "gradients and receive values; the others take 30 ms and wait for worker-1; "
+        "send less (prepare(compression=...)), or while it computes "
+        "(prepare(overlap=True))"
     )
 
 
@@ -90,7 +93,8 @@ def test_a_loader_that_does_not_keep_up_is_no_straggler() -> None:
     assert (found.cause, found.who) == (Cause.WAITING_FOR_DATA, ("worker-0",))
     assert found.sentence == (
         "worker-0 waits for its loader: 900 ms of its step of 1.3 s; the others wait "
-        "5.0 ms for theirs and wait for it"
+        "5.0 ms for theirs, and wait for worker-0; give the loader more processes "
+        "(num_workers), or the data a faster place"
     )
 
 
@@ -112,6 +116,7 @@ def test_a_slow_link_of_all_is_named_unless_they_share_memory_or_send_much() -> 
     found = diagnose(_running(*slow))
     assert found.cause is Cause.SLOW_LINK
     assert found.sentence.startswith("the link between workers and shards is slow: 86")
+    assert "; send less (prepare(compression=...))" in found.sentence
     sharing = [replace(each, shares_memory=True) for each in slow]
     assert diagnose(_running(*sharing)).cause is Cause.TRAINING
     assert slow[0].steps is not None
@@ -125,7 +130,9 @@ def test_outside_bsp_nobody_is_said_to_wait_for_a_straggler() -> None:
     facts = _running(_worker("a", is_alone=True), _worker("c", is_alone=True), slow)
     found = diagnose(replace(facts, mode="asp", is_clocked=False))
     assert (found.cause, found.who) == (Cause.STRAGGLER, ("b",))
-    assert found.sentence.endswith("400 ms and go on without it in asp")
+    assert "400 ms and go on without b in asp; see what else its machine" in (
+        found.sentence
+    )
 
 
 @pytest.mark.parametrize("is_clocked", [True, False])
@@ -173,7 +180,7 @@ def test_several_that_are_slow_are_all_named() -> None:
     slow = [_worker(f"s{n}", compute_ms=2500.0, step_ms=3000.0) for n in range(2)]
     found = diagnose(_running(*usual, *slow))
     assert (found.cause, found.who) == (Cause.STRAGGLER, ("s0", "s1"))
-    assert found.sentence.endswith("; s1 is slow too")
+    assert "; s1 is slow too; see what else its machine does" in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -216,8 +223,8 @@ def test_a_full_disk_is_told_from_another_failure_of_a_checkpoint() -> None:
     found = diagnose(replace(facts, checkpoint_failure=full))
     assert found.cause is Cause.DISK
     assert found.sentence == (
-        "the disk of the checkpoints is full or takes no writes, and the last "
-        f"checkpoint has failed: {full}"
+        "the disk of the checkpoints is full or takes no writes: make room there; the "
+        f"job trains, and its last checkpoint has failed: {full}"
     )
     other = diagnose(replace(facts, checkpoint_failure="shard 1: it was lost"))
     assert other.cause is Cause.CHECKPOINT_FAILING
@@ -240,7 +247,8 @@ def test_the_start_says_what_it_waits_for() -> None:
     found = diagnose(replace(waiting, missing_shards=()))
     assert found.cause is Cause.TOO_FEW_WORKERS
     assert found.sentence == (
-        "the job waits for 2 more workers: 1 of 3 has called prepare()"
+        "the job waits for 2 more workers: 1 of 3 has called prepare(); start what is "
+        "missing, or the job with a smaller --min-workers"
     )
     seeding = JobFacts(
         phase=JobPhase.SEEDING, waits_for="the first values from a", ready_count=1
