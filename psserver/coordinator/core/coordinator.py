@@ -174,10 +174,12 @@ class CoordinatorCore:
 
     def brought_other(self, entry: WorkerEntry) -> tuple[str, ...]:
         """What a worker has brought to the start that differs from what counts."""
-        member = self.record.member_of(entry.worker) if self.record else None
-        if self.progress.first is None or member is None or member.base_clock:
+        first = self.progress.first
+        differing = () if first is None else entry.brought.differing(first.brought)
+        if not differing:  # as of nearly all: a member is looked for among all others
             return ()
-        return entry.brought.differing(self.progress.first.brought)
+        member = self.record.member_of(entry.worker) if self.record else None
+        return () if member is None or member.base_clock else differing
 
     @property
     def fence(self) -> ActiveFence | None:

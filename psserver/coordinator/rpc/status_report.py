@@ -15,7 +15,7 @@ from pswire.aggregation import NO_COUNTS
 from pswire.awaited import NOT_KNOWN
 from pswire.checkpoint.storage import shown_url
 from pswire.data_codec import epoch_message
-from pswire.membership import WorkerState
+from pswire.membership import Member, WorkerState
 from pswire.membership_codec import identity_message, settings_message
 from pswire.privacy import Privacy
 from pswire.v1 import coordinator_service_pb2 as messages
@@ -171,11 +171,19 @@ def saved_message(
 
 
 def _worker_statuses(core: CoordinatorCore, now_ms: int) -> list[messages.WorkerStatus]:
-    members = core.record.members if core.record is not None else ()
-    clocks = {m.worker: core.shards.clock_of(m) for m in members}
+    record = core.record
+    members = {m.worker: m for m in record.members} if record is not None else {}
+    clocks = {worker: core.shards.clock_of(m) for worker, m in members.items()}
     slowest = min(clocks.values(), default=0)
     return [
-        _worker_status(core, entry, now_ms, clocks.get(entry.worker), slowest)
+        _worker_status(
+            core,
+            entry,
+            now_ms,
+            members.get(entry.worker),
+            clock=clocks.get(entry.worker),
+            slowest_clock=slowest,
+        )
         for entry in core.roster.in_state(*set(WorkerState).difference(GONE))
     ]
 
@@ -184,10 +192,11 @@ def _worker_status(
     core: CoordinatorCore,
     entry: WorkerEntry,
     now_ms: int,
+    member: Member | None,
+    *,
     clock: int | None,
     slowest_clock: int,
 ) -> messages.WorkerStatus:
-    member = core.record.member_of(entry.worker) if core.record is not None else None
     # Shards count alike; one may have reported a moment ago.
     gradients = max(
         slot.standing.gradients.get(entry.worker, NO_COUNTS)

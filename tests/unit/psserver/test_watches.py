@@ -23,7 +23,7 @@ from psserver.edge.limits import DEFAULT_LIMITS
 from psserver.edge.monotonic import now_ms
 from pswire.leased_data import DataReport
 from pswire.limits import PROTOCOL_VERSION
-from pswire.membership import WorkerState
+from pswire.membership import Record, WorkerState
 from pswire.membership_codec import identity_message
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.schema_codec import optimizer_to_message, schema_to_message
@@ -568,3 +568,20 @@ async def test_a_trace_keeps_no_more_of_a_message_than_its_spans(
     take_recorded(host, "worker a", recorded)
     (kept,) = tracing.processes["worker a"].spans
     assert kept.SerializeToString() == sent
+
+
+async def test_a_status_looks_for_no_member_among_all_others(
+    host: CoordinatorHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a thousand members that takes most of a second, for each who asks."""
+    watch = watch_shard(host)
+    await anext(watch)
+    join(host)
+    report(host)
+
+    def never(*_: object) -> None:
+        raise AssertionError("a member is looked for")
+
+    monkeypatch.setattr(Record, "member_of", never)
+    (worker,) = PublicControl(host).status().workers
+    assert (worker.worker.worker_id, worker.rank) == ("a", 0)
