@@ -18,6 +18,7 @@ from psserver.edge.access import Access, watch_tokens
 from psserver.edge.admin import admin_port
 from psserver.edge.descriptors import descriptors, fitted
 from psserver.edge.ending import JobFailedError
+from psserver.edge.file_calls import in_thread
 from psserver.edge.lifecycle import (
     announce,
     bind,
@@ -183,7 +184,8 @@ async def _import_optimizers() -> None:
     It takes 1.4 s, in which a shard that replaces a lost one has its place already and
     reads its values.
     """
-    await asyncio.to_thread(load_optimizers)
+    # By a thread that the end of the process does not wait for.
+    await in_thread(load_optimizers)
     # What modules are made of stays: a look through all of it for garbage takes tens of
     # milliseconds, and holds up a step.
     gc.freeze()

@@ -33,7 +33,7 @@ SYSTEMD = CHECKOUT / "deploy" / "systemd"
 COORDINATOR = Unit.read(SYSTEMD / "psserver-coordinator.service")
 SHARD = Unit.read(SYSTEMD / "psserver-shard@.service")
 READY_TIMEOUT_S = 100.0
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 60.0
 
 
 def free_ports(count: int) -> list[int]:
