@@ -4271,6 +4271,32 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "the rates of a history are of less time than lies between two reports",
+        (
+            Edit(
+                "psserver/coordinator/core/progress_history.py",
+                "RATE_MS = 6_000",
+                "RATE_MS = 0",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_progress_history.py::test_reports_that_come_every_two_seconds_make_no_saw_of_a_rate",
+        ),
+    ),
+    PlantedBug(
+        "a shard that is to end waits until torch's optimizers are imported",
+        (
+            Edit(
+                "psserver/shard/daemon.py",
+                "await in_thread(load_optimizers)",
+                "await asyncio.to_thread(load_optimizers)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/test_daemon.py::test_the_end_of_a_shard_waits_for_no_import",
+        ),
+    ),
+    PlantedBug(
         "a report that a newer one has overtaken counts",
         (
             Edit(

@@ -1,7 +1,8 @@
 """How fast a job has trained over time: a bounded ring of points."""
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 POINT_COUNT_MAX = 512
 """Points that are kept. When there are so many every second one goes, and the interval
@@ -9,28 +10,35 @@ doubles: the whole job stays in view, ever more coarsely."""
 
 FIRST_INTERVAL_MS = 1_000
 
+RATE_MS = 6_000
+"""A rate is of so long at least, once the job has trained for that: shards report every
+second and workers every two, so that one of less would count no report, or two."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPoint:
-    """How a job trained between the point before and this one.
+    """How a job trained until now.
 
     Attributes:
         at_ms: When it is, monotonic.
         clock: Largest clock that all members had completed.
-        step_count: Steps of all workers until then.
-        sample_count: Samples behind these, as far as they are counted.
-        metrics: What scripts had logged last, a mean over the workers.
-        steps_per_s: Since the point before.
+        steps_per_s: Since the point before, or in the last `RATE_MS`.
         samples_per_s: Likewise; None where none are counted.
+        metrics: What scripts had logged last, a mean over the workers.
     """
 
     at_ms: int
     clock: int
+    steps_per_s: float
+    samples_per_s: float | None
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    at_ms: int
     step_count: int
     sample_count: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    steps_per_s: float = 0.0
-    samples_per_s: float | None = None
 
 
 class ProgressHistory:
@@ -44,12 +52,12 @@ class ProgressHistory:
     def __init__(self) -> None:
         self.interval_ms = FIRST_INTERVAL_MS
         self.points: list[HistoryPoint] = []
-        self._before: HistoryPoint | None = None
+        self._counts: deque[_Count] = deque()
 
     def is_due(self, now_ms: int) -> bool:
         """Whether the next point is to be added."""
-        before = self._before
-        return before is None or now_ms - before.at_ms >= self.interval_ms
+        counts = self._counts
+        return not counts or now_ms - counts[-1].at_ms >= self.interval_ms
 
     def add(
         self,
@@ -60,7 +68,7 @@ class ProgressHistory:
         sample_count: int,
         metrics: Mapping[str, float],
     ) -> None:
-        """Adds a point; the first one only begins the first interval.
+        """Adds a point; the first one, and one after a return, only begins an interval.
 
         Args:
             now_ms: Monotonic time.
@@ -70,47 +78,37 @@ class ProgressHistory:
             sample_count: Samples behind these; 0 where none are counted.
             metrics: What scripts have logged last.
         """
-        new = HistoryPoint(
-            at_ms=now_ms,
-            clock=clock,
-            step_count=step_count,
-            sample_count=sample_count,
-            metrics=metrics,
-        )
-        before, self._before = self._before, new
-        if before is None:
+        counts = self._counts
+        if counts and step_count < counts[-1].step_count:
+            counts.clear()  # of the time before a return to a checkpoint
+        while len(counts) > 1 and now_ms - counts[1].at_ms >= RATE_MS:
+            counts.popleft()
+        counts.append(_Count(now_ms, step_count, sample_count))
+        first = counts[0]
+        seconds = (now_ms - first.at_ms) / 1000
+        if not seconds:
             return
-        self.points.append(_after(before, new))
+        samples = max(0, sample_count - first.sample_count) / seconds
+        self.points.append(
+            HistoryPoint(
+                at_ms=now_ms,
+                clock=clock,
+                steps_per_s=(step_count - first.step_count) / seconds,
+                samples_per_s=samples if sample_count else None,
+                metrics=metrics,
+            )
+        )
         if len(self.points) == POINT_COUNT_MAX:
             self.interval_ms *= 2
             pairs = zip(self.points[::2], self.points[1::2], strict=True)
             self.points = [_merged(first, second) for first, second in pairs]
 
 
-def _after(before: HistoryPoint, new: HistoryPoint) -> HistoryPoint:
-    """A point with its rates."""
-    seconds = (new.at_ms - before.at_ms) / 1000
-    samples = max(0, new.sample_count - before.sample_count) / seconds
-    return HistoryPoint(
-        at_ms=new.at_ms,
-        clock=new.clock,
-        step_count=new.step_count,
-        sample_count=new.sample_count,
-        metrics=new.metrics,
-        steps_per_s=max(0, new.step_count - before.step_count) / seconds,
-        samples_per_s=samples if new.sample_count else None,
-    )
-
-
 def _merged(first: HistoryPoint, second: HistoryPoint) -> HistoryPoint:
     """Two points of the same interval as one, at the time of the second."""
     known = [r for r in (first.samples_per_s, second.samples_per_s) if r is not None]
-    return HistoryPoint(
-        at_ms=second.at_ms,
-        clock=second.clock,
-        step_count=second.step_count,
-        sample_count=second.sample_count,
-        metrics=second.metrics,
+    return replace(
+        second,
         steps_per_s=(first.steps_per_s + second.steps_per_s) / 2,
         samples_per_s=sum(known) / len(known) if known else None,
     )

@@ -13,7 +13,6 @@ import { bytes, counted, duration, measured, time, UNKNOWN, whole } from "./word
 
 const POLL_MS = 1000;
 const HIDDEN_POLL_MS = 60_000;
-const RATE_S = 6; // workers count their samples every two seconds
 const FEW_WORKERS = 12;
 const FEW_EVENTS = 20;
 const FEW_EPOCHS = 4;
@@ -121,16 +120,7 @@ function showCharts({ metrics }) {
   metricChart.update(select.value, "", line((point) => point.metrics?.[select.value]));
   const rate = $("rate-name");
   const unit = rate.selectedOptions[0].text;
-  rateChart.update(unit, ` ${unit}`, line((point) => recentMean(points, point, rate.value)));
-}
-
-/** The mean of a rate over the last seconds before a point; null if it is not known. */
-function recentMean(points, { at_unix_s: atS }, name) {
-  const values = points
-    .filter((point) => point.at_unix_s > atS - RATE_S && point.at_unix_s <= atS)
-    .map((point) => point[name])
-    .filter((value) => value !== null);
-  return values.length ? values.reduce((sum, value) => sum + value) / values.length : null;
+  rateChart.update(unit, ` ${unit}`, line((point) => point[rate.value]));
 }
 
 // Workers

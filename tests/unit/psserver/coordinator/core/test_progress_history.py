@@ -5,6 +5,7 @@ import itertools
 from psserver.coordinator.core.progress_history import (
     FIRST_INTERVAL_MS,
     POINT_COUNT_MAX,
+    RATE_MS,
     ProgressHistory,
 )
 
@@ -42,11 +43,43 @@ def test_the_whole_job_stays_in_view_ever_more_coarsely() -> None:
     assert {round(point.steps_per_s, 9) for point in points} == {8.0}
 
 
-def test_what_is_not_counted_has_no_rate_and_a_return_is_no_negative_one() -> None:
+def test_reports_that_come_every_two_seconds_make_no_saw_of_a_rate() -> None:
     history = ProgressHistory()
-    for now_ms, step_count in ((0, 0), (1_000, 50), (2_000, 20)):
+    for second in range(20):
         history.add(
-            now_ms, clock=step_count, step_count=step_count, sample_count=0, metrics={}
+            second * 1_000,
+            clock=second,
+            step_count=8 * second,
+            sample_count=160 * (second // 2),
+            metrics={},
         )
-    assert [p.steps_per_s for p in history.points] == [50.0, 0.0]
+    late = [p.samples_per_s for p in history.points if p.at_ms >= RATE_MS]
+    assert late == [80.0] * len(late) != []
+
+
+def test_a_pause_shows_once_it_is_as_long_as_a_rate_is_of() -> None:
+    history = ProgressHistory()
+    for second in range(20):
+        step_count = 8 * min(10, second)
+        history.add(
+            second * 1_000, clock=0, step_count=step_count, sample_count=0, metrics={}
+        )
+    rates = {point.at_ms: point.steps_per_s for point in history.points}
+    assert (rates[10_000], rates[10_000 + RATE_MS]) == (8.0, 0.0)
+
+
+def test_what_is_not_counted_has_no_rate_and_no_rate_spans_a_return() -> None:
+    history = ProgressHistory()
+    for second, step_count in enumerate((0, 50, 20, 30)):
+        history.add(
+            second * 1_000,
+            clock=step_count,
+            step_count=step_count,
+            sample_count=0,
+            metrics={},
+        )
+    assert [(p.at_ms, p.steps_per_s) for p in history.points] == [
+        (1_000, 50.0),
+        (3_000, 10.0),
+    ]
     assert [p.samples_per_s for p in history.points] == [None, None]
