@@ -18,6 +18,7 @@ from typing_extensions import override
 from pswire.addresses import Address
 from pswire.metric_rows import Kind, Metric, Rows
 from psworker.backends.backend import Backend
+from psworker.work_log import KINDS
 
 logger: Final = logging.getLogger("psworker")
 
@@ -26,8 +27,6 @@ CONNECTION_COUNT_MAX: Final = 16
 
 REQUEST_S: Final = 10.0
 """Until a request is whole, and for which an answer may be unread."""
-
-ACTIVITIES: Final = ("compute", "load", "send", "wait", "idle")
 
 WORKER: Final[tuple[Metric[Backend], ...]] = (
     Metric(
@@ -61,8 +60,7 @@ WORKER: Final[tuple[Metric[Backend], ...]] = (
         "What its script has done for how long: `compute`, `load` data, `send`, `wait` "
         "for answers, or `idle` while it waits for others to compute.",
         lambda b: [
-            ((name,), seconds)
-            for name, seconds in zip(ACTIVITIES, b.work.seconds[1:], strict=True)
+            ((kind,), b.work.seconds[activity]) for activity, kind in KINDS.items()
         ],
         ("activity",),
     ),

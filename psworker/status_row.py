@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
+from pswire.names import printable
 from psworker.pace import EpochProgress, Pace
 
 INTERVAL_S: Final = 2.0
@@ -22,7 +23,9 @@ ANSWER_TIMEOUT_S: Final = 1.0
 ROW_COUNT_MIN: Final = 8
 """A terminal with fewer rows has none to spare."""
 
-_QUIET: Final = (None, "training", "finished")
+QUIET_CAUSES: Final = (None, "training", "finished")
+"""Of what a job is doing, all that nobody has to do anything about."""
+
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 
 Document = Mapping[str, Any]
@@ -49,11 +52,9 @@ def row_text(document: Document, epoch: EpochProgress | None, width: int) -> str
     if loss is not None:
         parts.append(f"loss {loss:.4g}")
     diagnosis = document["diagnosis"]
-    if diagnosis["cause"] not in _QUIET and diagnosis["sentence"]:
+    if diagnosis["cause"] not in QUIET_CAUSES and diagnosis["sentence"]:
         parts.append(diagnosis["sentence"])
-    text = "  ".join(part.rstrip() for part in parts)
-    # What a client sends can't steer the terminal.
-    return "".join(c if c.isprintable() else "?" for c in text)[:width]
+    return printable("  ".join(part.rstrip() for part in parts))[:width]
 
 
 class StatusRow:

@@ -24,14 +24,14 @@ LogValue = float | torch.Tensor
 """What a script logs: a number, or a tensor of one element."""
 
 
-_KINDS: Final = {
+KINDS: Final = {
     Activity.COMPUTING: "compute",
     Activity.LOADING: "load",
     Activity.SENDING: "send",
     Activity.WAITING: "wait",
     Activity.IDLE: "idle",
 }
-"""Of spans."""
+"""Their words in traces and metrics."""
 
 
 class _Logged:
@@ -102,7 +102,7 @@ class WorkLog:
         """Notes what the script did until now: `time.perf_counter` is spans' clock."""
         if activity:
             begin_us, end_us = int(since_s * 1e6), int(now_s * 1e6)
-            kind = _KINDS[activity]
+            kind = KINDS[activity]
             recording.note(kind, begin_us, end_us, self.step_count + 1)
 
     def note_step(self, sample_count: float) -> None:

@@ -28,9 +28,10 @@ from pswire.limits import MESSAGE_BYTES_MAX, PROTOCOL_VERSION
 from pswire.reasons import ErrorReason
 from pswire.security.certificates import Certificates, date_text
 from pswire.security.credentials import CredentialsError
-from pswire.security.handshake import ShownCertificate
+from pswire.security.tls_problem import ShownCertificate
 from pswire.shared_memory.segments import SHARED_MEMORY_VARIABLE, is_wanted
 from psworker.launch.reachability import Cause, Problem
+from psworker.status_row import QUIET_CAUSES
 from psworker.transport.probe_client import Probed
 
 TORCH: Final = "torch"
@@ -57,9 +58,6 @@ SHARED_BYTES_NOTICE: Final = 256 << 20
 
 ROOM_BYTES_NOTICE: Final = 1 << 30
 FILES_NOTICE: Final = 1000
-
-QUIET_CAUSES: Final = (None, "training", "finished")
-"""Of what a job is doing, all that nobody has to do anything about."""
 
 LOAD_NOTICE: Final = 1.5
 """Processes that want to run, for each core."""

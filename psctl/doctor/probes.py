@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from pswire.addresses import Address, parse_address
 from pswire.security.certificates import Certificates, certificates_of
 from pswire.security.credentials import Credentials, CredentialsError
-from pswire.security.handshake import (
+from pswire.security.tls_problem import (
     ShownCertificate,
     handshake_problem,
     shown_certificate,

@@ -15,7 +15,7 @@ from pswire.addresses import Address
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.security.certificates import certificates_of
 from pswire.security.credentials import Credentials
-from pswire.security.handshake import handshake_problem
+from pswire.security.tls_problem import handshake_problem
 from psworker.errors import ConnectError
 
 _RETRY_INTERVAL_S = 0.1

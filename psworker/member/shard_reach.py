@@ -16,7 +16,7 @@ from pswire.limits import WAITING_INTERVAL_MS
 from pswire.membership import ClockChoice, WorkerKey
 from pswire.security.certificates import certificates_of
 from pswire.security.credentials import Credentials
-from pswire.security.handshake import handshake_problem, is_cause
+from pswire.security.tls_problem import handshake_problem, is_cause
 from psworker.member.membership import Membership
 from psworker.transport.call_error import CallError
 from psworker.transport.ports import Receiver, ShardPort, Traffic

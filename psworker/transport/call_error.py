@@ -15,7 +15,7 @@ import grpc.aio
 from pswire.error_details import is_decided, refusal_from_rpc_error
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.security.credentials import Credentials
-from pswire.security.handshake import cause_of
+from pswire.security.tls_problem import cause_of
 from psworker.errors import LimitError, PsError, UnavailableError, error_of_refusal
 
 Call = TypeVar("Call", bound="grpc.aio.Call")

@@ -36,7 +36,7 @@ from pswire.membership import WorkerKey
 from pswire.security import certificates as certificates_module
 from pswire.security.certificates import certificates_of, read_pem
 from pswire.security.credentials import Credentials, TlsFiles
-from pswire.security.handshake import cause_of, handshake_problem
+from pswire.security.tls_problem import cause_of, handshake_problem
 from psworker.member.membership import Membership
 from psworker.member.shard_reach import ShardClients, ShardReach, report_nothing
 from psworker.transport.ports import Traffic

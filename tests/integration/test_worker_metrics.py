@@ -88,7 +88,7 @@ def test_no_more_requests_than_so_many_are_answered_at_a_time(
         port = int(url.rpartition(":")[2].strip("/"))
 
         def connected() -> socket.socket:
-            return socket.create_connection(("127.0.0.1", port), timeout=8)
+            return socket.create_connection(("127.0.0.1", port), timeout=30)
 
         held = [connected() for _ in range(2)]
         with connected() as refused:

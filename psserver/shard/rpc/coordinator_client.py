@@ -33,7 +33,7 @@ from pswire.reasons import ACCESS_REFUSALS, ErrorReason, Refusal
 from pswire.schema_codec import MergedModel, read_terms
 from pswire.security.certificates import certificates_of
 from pswire.security.credentials import Credentials
-from pswire.security.handshake import cause_of, handshake_problem
+from pswire.security.tls_problem import cause_of, handshake_problem
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 

@@ -37,7 +37,7 @@ from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
 from pswire.limits import MESSAGE_BYTES_MAX, PROTOCOL_VERSION
 from pswire.security.credentials import CredentialsError
-from pswire.security.handshake import ShownCertificate
+from pswire.security.tls_problem import ShownCertificate
 from psworker.launch.reachability import Cause, Problem
 from psworker.transport.probe_client import Probed
 

@@ -88,7 +88,7 @@ def test_a_row_says_how_far_the_job_is_and_what_is_wrong() -> None:
     assert text == "job running  epoch 3 61 % 0:12 left  step 1,204  loss 0.25"
     slow = {"cause": "straggler", "sentence": "w1 holds up\x1b[2J the others"}
     text = row_text(document(diagnosis=slow), progress, 200)
-    assert text.endswith("loss 0.25  w1 holds up?[2J the others")
+    assert text.endswith("loss 0.25  w1 holds up\\x1b[2J the others")
     assert len(row_text(document(diagnosis=slow), progress, 40)) == 40
 
 

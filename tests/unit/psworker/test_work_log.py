@@ -11,7 +11,7 @@ from pswire.activity import Activity
 from pswire.limits import METRIC_COUNT_MAX, NUMBER_MAX
 from psworker import LocalConnection
 from psworker.errors import ClosedError, ConfigurationError
-from psworker.work_log import _KINDS, WorkLog
+from psworker.work_log import KINDS, WorkLog
 
 
 class Clock:
@@ -164,7 +164,7 @@ def test_without_a_job_logging_is_checked_and_shown_nowhere() -> None:
 
 
 def test_every_activity_but_the_unknown_one_has_a_kind_in_traces() -> None:
-    assert _KINDS.keys() == {*Activity} - {Activity.UNKNOWN}
+    assert KINDS.keys() == {*Activity} - {Activity.UNKNOWN}
 
 
 def test_a_weight_that_no_count_holds_is_the_largest_one() -> None:
