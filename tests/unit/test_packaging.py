@@ -22,7 +22,15 @@ from tests.wheel_check import build, unpacked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-WITHOUT_MINIMA = {"dev", "lightning", "otel", "ray", "transformers", "tensorboard"}
+WITHOUT_MINIMA = {
+    "ci",
+    "dev",
+    "lightning",
+    "otel",
+    "ray",
+    "transformers",
+    "tensorboard",
+}
 """Extras that `make oldest` does not hold to their lowest versions: tools, and
 frameworks, which `make integrations` runs at one version each."""
 
@@ -123,7 +131,7 @@ def test_wheel_says_what_it_is_and_under_which_licence(
 def test_every_extra_is_documented(project: dict[str, Any]) -> None:
     page = (REPOSITORY / "docs" / "install.md").read_text()
     told = set(re.findall(r"^\| `\[(\w+)\]` \|", page, re.M))
-    assert told == set(project["optional-dependencies"]) - {"dev"}
+    assert told == set(project["optional-dependencies"]) - {"ci", "dev"}
 
 
 def test_the_page_of_versions_names_the_versions_of_today(
