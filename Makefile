@@ -215,6 +215,10 @@ ray: .venv/ray ## test the launcher of Ray on a Ray of this machine
 slurm: .venv/installed ## run the script of deploy/slurm on a Slurm of this machine (as root)
 	$(BIN)/pytest tests/clusters/test_slurm.py -q $(ARGS)
 
+.PHONY: two-hosts
+two-hosts: .venv/installed ## type the commands of docs/several-machines.md on two hosts (as root)
+	$(BIN)/pytest tests/clusters/test_two_hosts.py -q $(ARGS)
+
 .PHONY: clean
 clean: ## remove what these commands made
 	rm -rf .venv .venv-protogen .venv-buf .venv-oldest .venv-newest .venv-audit \

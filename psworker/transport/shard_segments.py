@@ -277,8 +277,13 @@ async def hand_over(
         return await asyncio.to_thread(
             _hand_over, response.socket_name, response.token, placement, shard_index
         )
+    except ConnectionRefusedError:
+        reason = (
+            "it is on this machine, but this process does not see its socket, as from "
+            "another container"
+        )
+        return Declined(reason, is_expected=False)
     except (OSError, SegmentError) as error:
-        # As between two containers of one machine, which see different sockets.
         return Declined(f"it is on this machine, but {error}", is_expected=False)
 
 

@@ -30,6 +30,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sybil import Example, Sybil
@@ -53,9 +54,15 @@ class ReadmeFailureError(AssertionError):
 class Shell:
     """One bash, fed with commands."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """Starts it, by a command that runs another one, if there is any."""
         self._process = subprocess.Popen(
-            ["bash", "--noprofile", "--norc"],
+            [*prefix, "bash", "--noprofile", "--norc"],
             cwd=folder,
             env=environment,
             stdin=subprocess.PIPE,
@@ -67,6 +74,11 @@ class Shell:
         assert self._process.stdout is not None
         self._input = self._process.stdin
         self._output = self._process.stdout.fileno()
+
+    @property
+    def process_id(self) -> int:
+        """Of bash, or of what has started it."""
+        return self._process.pid
 
     def run(self, command: str, *, timeout_s: float) -> tuple[int, str]:
         """Runs a command and returns its exit code and what it wrote."""

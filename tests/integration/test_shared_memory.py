@@ -25,6 +25,7 @@ from pswire.v1 import (
     parameter_service_pb2,
     parameter_service_pb2_grpc,
 )
+from psworker.transport import shard_segments
 from psworker.transport.shard_segments import ShardSegments
 from tests.doubles.children import Nursery, wait_until
 from tests.doubles.chunk_sizes import cut_into
@@ -331,7 +332,6 @@ def test_a_worker_on_another_machine_goes_over_grpc(
 def test_another_user_on_this_machine_goes_over_grpc(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same for a container that sees other sockets: the probe fails."""
     caplog.set_level("INFO", "psworker")
     mine = os.geteuid()
     monkeypatch.setattr("pswire.shared_memory.handshake.os.geteuid", lambda: mine + 1)
@@ -344,6 +344,27 @@ def test_another_user_on_this_machine_goes_over_grpc(
         "tensors go over gRPC to shard 0, 1: it is on this machine, but the other "
         f"process is of user {mine}, this one of user {mine + 1}"
     )
+
+
+def test_a_process_that_sees_other_sockets_goes_over_grpc(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in another container of the machine, which has a network of its own."""
+    caplog.set_level("INFO", "psworker")
+    connected = shard_segments._connected
+    monkeypatch.setattr(
+        shard_segments, "_connected", lambda name: connected(f"{name}-elsewhere")
+    )
+    with Job(tmp_path) as job:
+        step_once(job)
+
+    assert log_lines(caplog) == [
+        (
+            "WARNING",
+            "tensors go over gRPC to shard 0, 1: it is on this machine, but this "
+            "process does not see its socket, as from another container",
+        )
+    ]
 
 
 def offered(name: str, token: bytes, byte_count: int) -> Answer:

@@ -32,6 +32,7 @@ from playwright.sync_api import (  # noqa: E402
     BrowserContext,
     Locator,
     Page,
+    Route,
     expect,
 )
 
@@ -259,6 +260,30 @@ def test_only_a_token_of_role_admin_changes_anything(
     # It is in memory alone.
     page.reload()
     expect(page.locator("#link")).to_have_text("needs a token")
+
+
+def test_a_refusal_that_comes_late_leaves_the_new_token(
+    guarded: Guarded, open_page: OpenPage
+) -> None:
+    """As on a slow link: a token is given while an answer is under way."""
+    page = open_page(guarded.url)
+    expect(page.locator("#link")).to_have_text("needs a token")
+    held: list[Route] = []
+
+    def hold_first(route: Route) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route("**/status", hold_first)
+    with page.expect_request("**/status"):
+        pass
+    page.get_by_label("Token", exact=True).fill(guarded.token(Role.READER))
+    page.get_by_role("button", name="Use this token").click()
+    expect(page.locator("#outcome")).to_contain_text("role reader")
+    held[0].fulfill(status=401, json={"error": "missing or invalid token"})
+    is_live(page)
 
 
 def test_what_is_no_mode_changes_nothing(guarded: Guarded) -> None:

@@ -4103,6 +4103,20 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a refusal of no token forgets the one that was given meanwhile",
+        (
+            Edit(
+                "psserver/coordinator/page/page.js",
+                "    if (token !== coordinator.token) return; "
+                "// the answer is for the one before\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_web_page.py::test_a_refusal_that_comes_late_leaves_the_new_token",
+        ),
+    ),
+    PlantedBug(
         "a name turns others around on the page",
         (
             Edit(

@@ -374,9 +374,11 @@ function pause(ms) {
 }
 
 async function look() {
+  const { token } = coordinator;
   try {
     await coordinator.poll();
   } catch (error) {
+    if (token !== coordinator.token) return; // the answer is for the one before
     if (error instanceof Refused && [401, 403].includes(error.code)) {
       actions.lock(true);
       showLocked();
