@@ -217,7 +217,8 @@ slurm: .venv/installed ## run the script of deploy/slurm on a Slurm of this mach
 
 .PHONY: two-hosts
 two-hosts: .venv/installed ## type the commands of docs/several-machines.md on two hosts (as root)
-	$(BIN)/pytest tests/clusters/test_two_hosts.py -q $(ARGS)
+	$(BIN)/pytest tests/clusters/test_two_hosts.py -q \
+		-o faulthandler_timeout=1830 $(ARGS)
 
 .PHONY: clean
 clean: ## remove what these commands made
