@@ -227,7 +227,7 @@ HTTP_ROWS: Final[dict[str, tuple[Callable[[Target], Outcome], str, str]]] = {
     "slow headers": (asks_slowly, CLOSED, ""),
     "endless headers": (
         lambda t: asked(t, b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000),
-        "400",
+        f"400|{CLOSED}",
         "",
     ),
     # Who still sends when the connection ends may not see the answer.
