@@ -82,6 +82,8 @@ def test_no_more_requests_than_so_many_are_answered_at_a_time(
 ) -> None:
     caplog.set_level(logging.INFO, "psworker")
     monkeypatch.setattr(metrics_port, "CONNECTION_COUNT_MAX", 2)
+    # Longer than this test waits: a silent connection ends like one without a place.
+    monkeypatch.setattr(metrics_port._Handler, "timeout", 300)
     with psworker.connect(job.address, "w1", admin_listen="127.0.0.1:0"):
         (line,) = (m for m in caplog.messages if m.startswith("metrics of this worker"))
         url = line.rpartition(" ")[2].removesuffix("metrics")
