@@ -1,0 +1,1 @@
+"""Ways to train with local steps: what is pushed, when, and what a worker takes."""
