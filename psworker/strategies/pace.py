@@ -1,0 +1,227 @@
+"""How many steps a worker trains between two exchanges: the H of the papers.
+
+Pure. `every=` of a strategy takes a number, `Growing` or `ShareOfTime`.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
+
+from typing_extensions import override
+
+from psworker.errors import ConfigurationError
+from psworker.strategies.rounds import Progress
+
+STEP_COUNT_MAX: Final = 1_000_000
+"""Of a round. More is a mistake: a job would hardly ever hear of the worker."""
+
+FIRST_DEFAULT: Final = 10
+MOST_DEFAULT: Final = 1000
+"""DiLoCo (arXiv 2311.08105, table 3) still trains well with 1,000 steps a round."""
+
+_HEADROOM: Final = 1.1
+"""What is chosen over what was measured, so that noise alone asks for no other H."""
+_KEPT: Final = 1.25
+"""Times the measured H up to which a longer one stays."""
+_GROWTH_MAX: Final = 4
+"""Times that H grows or shrinks at once: one odd measurement must not end a job's
+exchanges for hours."""
+_WINDOW: Final = 5
+"""Pushes whose times count."""
+
+
+@runtime_checkable
+class Pace(Protocol):
+    """Chooses the steps of a round."""
+
+    def step_count(
+        self, before: int | None, progress: Progress, fragment_count: int = 1
+    ) -> int:
+        """Steps of the round that begins, in which each fragment is pushed once.
+
+        Args:
+            before: Steps of the round before it, None for the first one.
+            progress: Where the worker stands, and what took how long of late:
+                `exchange_s` is one fragment's traffic, without waiting for others.
+            fragment_count: Fragments of the model.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed(Pace):
+    """As many steps in each round.
+
+    Attributes:
+        steps: How many.
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check("every", self.steps)
+
+    @override
+    def step_count(
+        self, before: int | None, progress: Progress, fragment_count: int = 1
+    ) -> int:
+        del before, progress, fragment_count
+        return self.steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growing(Pace):
+    """Longer rounds later on: `first`, and `by` more in each round, up to `most`.
+
+    Early rounds are short, while values move fast, and late ones long. With rounds that
+    grow in a line, n workers need about n exchanges however long they train
+    (Spiridonoff et al., "Communication-efficient SGD: From Local SGD to One-Shot
+    Averaging", arXiv 2106.04759). H follows from the clock, so all workers of a
+    synchronous job have the same, a joiner too.
+
+    Attributes:
+        first: Steps of the job's first round.
+        by: What each round has more than the one before it.
+        most: Steps of the longest round.
+    """
+
+    first: int = 1
+    by: float = 1.0
+    most: int = MOST_DEFAULT
+
+    def __post_init__(self) -> None:
+        _check("Growing(first)", self.first)
+        _check("Growing(most)", self.most, least=self.first)
+        if not (0 < self.by <= STEP_COUNT_MAX):
+            raise ConfigurationError(
+                f"Growing(by={self.by!r}) is no growth: give the steps that each round "
+                "has more than the one before it, such as 1 or 0.5"
+            )
+
+    @override
+    def step_count(
+        self, before: int | None, progress: Progress, fragment_count: int = 1
+    ) -> int:
+        del before
+        number = (progress.clock - 1) // fragment_count
+        return min(self.most, self.first + math.floor(self.by * number))
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOfTime(Pace):
+    """As many steps as keep traffic under a share of the time.
+
+    With c seconds a step and t seconds of traffic a round, H = t (1 - share) / (share
+    c), and a tenth more. The time that a worker waits for others is no traffic: if it
+    counted, each worker of a synchronous job would answer a longer round of another one
+    with a longer round of its own. As it is, fast and slow workers come to rounds of
+    the same time, with more steps for the fast ones.
+
+    The choice stays while traffic keeps its share with it and it is no more than a
+    quarter too long; it changes at most fourfold at once. It depends on the clock of
+    the machine, so two runs differ.
+
+    Attributes:
+        share: Largest share of the time for traffic, between 0 and 1.
+        least: Steps of the shortest round.
+        most: Steps of the longest round. Where traffic would need longer ones, it
+            takes more than its share.
+        first: Steps of the first round, before anything is measured.
+    """
+
+    share: float = 0.1
+    least: int = 1
+    most: int = MOST_DEFAULT
+    first: int = FIRST_DEFAULT
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ConfigurationError(
+                f"ShareOfTime({self.share!r}) is no share: give a number between 0 and "
+                "1, such as 0.1 for at most a tenth of the time"
+            )
+        _check("ShareOfTime(least)", self.least)
+        _check("ShareOfTime(most)", self.most, least=self.least)
+        _check("ShareOfTime(first)", self.first)
+
+    @override
+    def step_count(
+        self, before: int | None, progress: Progress, fragment_count: int = 1
+    ) -> int:
+        if before is None:
+            return self._within(self.first)
+        step_s, exchange_s = progress.compute_s, fragment_count * progress.exchange_s
+        if step_s <= 0 or exchange_s <= 0:  # not known
+            return self._within(before)
+        wanted = exchange_s * (1 - self.share) / (self.share * step_s)
+        if wanted <= before <= max(_KEPT * wanted, 1):
+            return self._within(before)
+        wanted *= _HEADROOM
+        wanted = min(max(wanted, before / _GROWTH_MAX), before * _GROWTH_MAX)
+        return self._within(math.ceil(wanted))
+
+    def _within(self, steps: int) -> int:
+        return min(max(steps, self.least), self.most)
+
+
+Every = int | Growing | ShareOfTime
+"""What `every=` takes."""
+
+
+def pace_of(every: Every | Pace) -> Pace:
+    """The pace that `every=` names.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if isinstance(every, bool) or not isinstance(every, int):
+        if isinstance(every, Pace):
+            return every
+        raise ConfigurationError(
+            f"every={every!r} is no number of steps: give an int, "
+            "psworker.Growing(...) or psworker.ShareOfTime(share)"
+        )
+    return Fixed(every)
+
+
+class Timing:
+    """What steps and pushes took of late. Not safe for threads.
+
+    Means, not medians: a step with a hiccup is a part of what steps take.
+    """
+
+    __slots__ = ("_rounds",)
+
+    def __init__(self) -> None:
+        self._rounds: deque[tuple[int, float, float]] = deque(maxlen=_WINDOW)
+
+    def note(self, step_count: int, compute_s: float, exchange_s: float) -> None:
+        """Notes a push and the steps since the one before it.
+
+        Args:
+            step_count: These steps, at least 1.
+            compute_s: What they took together.
+            exchange_s: What the push's traffic took, without waiting for others.
+        """
+        self._rounds.append((step_count, max(0.0, compute_s), max(0.0, exchange_s)))
+
+    @property
+    def compute_s(self) -> float:
+        """Of one step; 0 before the first round."""
+        steps = sum(each[0] for each in self._rounds)
+        return sum(each[1] for each in self._rounds) / steps if steps else 0.0
+
+    @property
+    def exchange_s(self) -> float:
+        """Of one push's traffic; 0 before the first."""
+        return sum(each[2] for each in self._rounds) / max(1, len(self._rounds))
+
+
+def _check(name: str, steps: int, *, least: int = 1) -> None:
+    is_count = isinstance(steps, int) and not isinstance(steps, bool)
+    if not is_count or not least <= steps <= STEP_COUNT_MAX:
+        raise ConfigurationError(
+            f"{name}={steps!r} is no number of steps: give a whole number from {least} "
+            f"to {STEP_COUNT_MAX:,}"
+        )
