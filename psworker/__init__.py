@@ -23,6 +23,7 @@ from psworker.errors import REFUSALS  # noqa: E402, not before the line above
 shorten(*REFUSALS)
 
 if TYPE_CHECKING:
+    from pswire.delayed_nesterov import DelayedNesterov
     from psworker.connecting import connect
     from psworker.connection import Connection, LocalConnection, WorkerConnection
     from psworker.errors import (
@@ -73,6 +74,7 @@ __all__ = [
     "Connection",
     "CorruptionError",
     "DataOrderError",
+    "DelayedNesterov",
     "DifferentialPrivacy",
     "EvictedError",
     "HyperparameterError",
@@ -126,6 +128,8 @@ def __getattr__(name: str) -> object:
     if name == "data":
         # So that `psworker.data.split` needs no import of its own.
         return import_module(f"{__name__}.data")
+    if name == "DelayedNesterov":  # shards run it too: it is part of the contract
+        return import_module("pswire.delayed_nesterov").DelayedNesterov
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")

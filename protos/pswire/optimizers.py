@@ -36,6 +36,7 @@ class Hyperparameter:
             back, since torch makes the state behind it only at the first step.
         from_defaults: Whether torch reads it from the optimizer's `defaults`, so that
             a value in a group has no effect.
+        is_whole: Whether it is a whole number.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Hyperparameter:
     neutral: float | None = None
     fixed_bool: bool = False
     from_defaults: bool = False
+    is_whole: bool = False
 
 
 class SparseGradients(Enum):
@@ -168,9 +170,19 @@ SUPPORTED: Final[Mapping[str, OptimizerTraits]] = MappingProxyType(
             ),
             2,
         ),
+        "DelayedNesterov": OptimizerTraits(
+            (
+                _LR,
+                Hyperparameter(name="momentum", fixed_bool=True),
+                Hyperparameter(name="buffer_size", minimum=1.0, is_whole=True),
+                Hyperparameter(name="activation", maximum=1.0),
+            ),
+            1,
+        ),
     }
 )
-"""The allow-list: class in `torch.optim` to its traits."""
+"""The allow-list: class in `torch.optim`, or in `pswire.optimizer_classes.OWN`, to its
+traits."""
 
 OPTIONAL_SLOTS: Final = frozenset({"amsgrad", "centered", "momentum"})
 """Hyperparameters that have an optimizer keep one value more of each element, if they
@@ -213,7 +225,7 @@ def check_supported(class_name: str, module: str = "torch.optim") -> None:
         return
     if not is_torch:
         class_name = f"{module}.{class_name}"
-        why = "shards run classes of torch.optim only"
+        why = "shards run classes of torch.optim only, and psworker.DelayedNesterov"
     else:
         why = _UNSUPPORTED.get(class_name, "no such optimizer is known")
     raise Refusal(
@@ -350,4 +362,6 @@ def _problem(each: Hyperparameter, value: float) -> str | None:
         return f"is more than {each.maximum:g}"
     if value >= each.below:
         return f"is not less than {each.below:g}"
+    if each.is_whole and value != int(value):
+        return "is not a whole number"
     return None

@@ -1,7 +1,7 @@
-"""Which class of torch an optimizer is, by what it does.
+"""Which class of torch, or of this project, an optimizer is, by what it does.
 
-Shards run torch's own classes, so that a step, or what a step calls, must be torch's
-own here too: functions are looked at, not names. Wrappers that torch itself puts around
+Shards run these classes alone, so that a step, or what a step calls, must be of them
+here too: functions are looked at, not names. Wrappers that torch itself puts around
 a step, as schedulers and `torch.compile` do, change nothing.
 """
 
@@ -9,9 +9,9 @@ import inspect
 from collections.abc import Iterator
 from typing import Final
 
-import torch
 from torch.optim import Optimizer
 
+from pswire.optimizer_classes import OWN, class_named
 from pswire.optimizers import check_supported
 from psworker.errors import ConfigurationError, OptimizerUnsupportedError
 
@@ -33,9 +33,9 @@ _LAYERS: Final = ("__func__", "_torchdynamo_orig_callable", WRAPS, "__wrapped__"
 
 
 def class_of(optimizer: Optimizer, label: str) -> str:
-    """Name of the class in `torch.optim` that does all that an optimizer does.
+    """Name of the class on the allow-list that does all that an optimizer does.
 
-    Its class may be one that is derived from torch's and sets other defaults, or adds
+    Its class may be one that is derived from that and sets other defaults, or adds
     methods. Errors call it by `label`.
 
     Raises:
@@ -45,7 +45,7 @@ def class_of(optimizer: Optimizer, label: str) -> str:
         ConfigurationError: Something was set on the object.
     """
     own = type(optimizer)
-    base = next((each for each in own.__mro__ if _is_of_torch(each)), None)
+    base = next((each for each in own.__mro__ if _is_known(each)), None)
     if base is None or base is Optimizer:
         check_supported(own.__name__, _foreign_module(own))
     assert base is not None, "a class of no base is refused"
@@ -58,7 +58,7 @@ def class_of(optimizer: Optimizer, label: str) -> str:
     for name in _METHODS:
         if _is_own(vars(optimizer).get(name)):
             raise ConfigurationError(
-                f"the script has set {name} on {label}, a torch.optim.{base.__name__}, "
+                f"the script has set {name} on {label}, a {_named(base)}, "
                 "to a function of its own, which shards can't run: set it after "
                 "prepare(), on the optimizer that prepare() returned, where it works "
                 f"around that one's {name}"
@@ -66,8 +66,8 @@ def class_of(optimizer: Optimizer, label: str) -> str:
     return base.__name__
 
 
-def _is_of_torch(kind: type) -> bool:
-    return getattr(torch.optim, kind.__name__, None) is kind
+def _is_known(kind: type) -> bool:
+    return class_named(kind.__name__) is kind
 
 
 def _foreign_module(kind: type) -> str:
@@ -76,11 +76,15 @@ def _foreign_module(kind: type) -> str:
     return "another module" if is_feigned else kind.__module__
 
 
+def _named(base: type) -> str:
+    return f"{'psworker' if base in OWN.values() else 'torch.optim'}.{base.__name__}"
+
+
 def _is_own(value: object) -> bool:
     """Whether it is there, and some layer of it is neither torch's nor ours."""
     return value is not None and not all(
         str(getattr(layer, "__globals__", {}).get("__name__", "")).startswith(
-            ("torch.", "psworker.")
+            ("torch.", "psworker.", "pswire.")
         )
         for layer in _layers(value)
     )
@@ -109,14 +113,14 @@ def _class_refusal(
     what = " and ".join(names)
     if kind is base:
         text = (
-            f"{what} of torch.optim.{base.__name__} was replaced in this process, and "
-            f"shards run torch's own: take that back before prepare(), or set {what} "
+            f"{what} of {_named(base)} was replaced in this process, and shards run "
+            f"the class's own: take that back before prepare(), or set {what} "
             f"on the optimizer that prepare() returned for {label}"
         )
     else:
         text = (
             f"{label} is a {kind.__module__}.{kind.__qualname__}, which has {what} of "
-            f"its own, and shards run torch.optim.{base.__name__} alone: give "
+            f"its own, and shards run {_named(base)} alone: give "
             "prepare() one of that class, and do what yours adds in the script, "
             "around the step of the optimizer that prepare() returned"
         )

@@ -12,6 +12,7 @@ from pswire.checkpoint.json_shape import fields, names_of, number, real, rows, t
 from pswire.checkpoint.manifest import Manifest
 from pswire.checkpoint.parts import PartKey, PartReader
 from pswire.names import printable
+from pswire.optimizer_classes import class_named
 from pswire.optimizers import check_supported, unflatten_group
 from pswire.reasons import Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
@@ -125,7 +126,7 @@ def _state_dict(
         }
         for group, own in zip(spec.groups, values, strict=True)
     ]
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.class_name)(groups)
+    optimizer: torch.optim.Optimizer = class_named(spec.class_name)(groups)
     optimizer.state.clear()  # Adagrad fills its state as it is built
     optimizer.state.update(by_parameter(tensors, states, class_name=spec.class_name))
     return optimizer.state_dict()

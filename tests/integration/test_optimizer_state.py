@@ -14,6 +14,7 @@ from torch import nn
 import psworker
 from pswire.addresses import Address, parse_address
 from pswire.membership import Mode, StepAtomicity
+from pswire.optimizer_classes import class_named
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import FaultProxy
 from tests.doubles.promised_numbers import DEVIATION_MAX
@@ -44,6 +45,7 @@ VARIANTS: Final[list[tuple[str, dict[str, Any]]]] = [
     ("NAdam", {"lr": 0.01}),
     ("RAdam", {"lr": 0.01}),
     ("Adadelta", {"lr": 0.5}),
+    ("DelayedNesterov", {"lr": 0.05, "buffer_size": 2, "activation": 0.25}),
 ]
 
 
@@ -70,9 +72,7 @@ class Run:
         begin_with: "Run | None" = None,
         load_late: bool = False,
     ) -> None:
-        self._class: Callable[..., torch.optim.Optimizer] = getattr(
-            torch.optim, class_name
-        )
+        self._class: Callable[..., torch.optim.Optimizer] = class_named(class_name)
         self._settings = settings
         self._first_step = first_step
         self._begin_with = begin_with

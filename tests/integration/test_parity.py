@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from pswire.membership import WorkerState
+from pswire.optimizer_classes import class_named
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.integration.job import Job, connect, deviation, run_workers
@@ -51,6 +52,7 @@ VARIANTS: Final[dict[str, list[dict[str, Any]]]] = {
     "NAdam": [{"lr": 0.01}, {"lr": 0.01, "decoupled_weight_decay": True}],
     "RAdam": [{"lr": 0.01}, {"lr": 0.01, "weight_decay": 0.01}],
     "Adadelta": [{"lr": 0.5}, {"lr": 0.5, "rho": 0.8, "weight_decay": 0.01}],
+    "DelayedNesterov": [{"lr": 0.05}, {"lr": 0.05, "activation": 0.2}],
 }
 """RMSprop has a larger `eps` than by default. It divides a gradient by its own size, so
 that with 1e-8 the last bit of a small one decides: one process that takes the samples
@@ -101,10 +103,7 @@ class Training:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / 3)
-        optimizer_class: Callable[..., torch.optim.Optimizer] = getattr(
-            torch.optim, self.class_name
-        )
-        optimizer = optimizer_class(
+        optimizer: torch.optim.Optimizer = class_named(self.class_name)(
             [
                 {"params": model[0].parameters()},
                 {

@@ -4559,4 +4559,17 @@ BUGS = (
         ),
         tests=(f"{CHART}::test_a_refused_script_fails_the_job",),
     ),
+    PlantedBug(
+        "delayed momentum moves at every arrival",
+        (
+            Edit(
+                "protos/pswire/delayed_nesterov.py",
+                '        if int(state["step"]) % size == 0:\n',
+                "        if total is not None:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/test_delayed_nesterov.py::test_it_is_the_papers_algorithm",
+        ),
+    ),
 )

@@ -1,9 +1,10 @@
-"""Classes of `torch.optim` behind the names in `pswire.optimizers`."""
+"""Makes the optimizers that a shard runs, with the kernels that suit it."""
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from pswire.optimizer_classes import OWN, class_named
 from pswire.optimizers import check_supported
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType
@@ -23,7 +24,7 @@ def make_optimizer(class_name: str, element_type: ElementType) -> torch.optim.Op
         Refusal: `OPTIMIZER_UNSUPPORTED`, also when this torch lacks the class.
     """
     check_supported(class_name)
-    made: Any = getattr(torch.optim, class_name, None)
+    made = class_named(class_name)
     if made is None:
         raise Refusal(
             ErrorReason.OPTIMIZER_UNSUPPORTED,
@@ -31,7 +32,7 @@ def make_optimizer(class_name: str, element_type: ElementType) -> torch.optim.Op
         )
     fused = class_name in FUSED and element_type in _FUSED_TYPES
     switches = {"fused": True} if fused else {"foreach": False}
-    if class_name == "SparseAdam":
+    if class_name == "SparseAdam" or class_name in OWN:
         switches = {}  # has one implementation
     optimizer: torch.optim.Optimizer = made([{"params": []}], **switches)
     return optimizer

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from pswire.optimizer_classes import class_named
 from pswire.optimizers import SUPPORTED
 from pswire.reasons import Refusal
 from psworker.backends.local import LocalSteps, attach
@@ -35,7 +36,7 @@ def named(optimizer: torch.optim.Optimizer) -> str:
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_torchs_own_classes_are_those(name: str) -> None:
-    assert named(getattr(torch.optim, name)(parameters())) == name
+    assert named(class_named(name)(parameters())) == name
 
 
 class Quick(torch.optim.AdamW):

@@ -5,6 +5,7 @@ from typing import Any, Final
 import pytest
 import torch
 
+from pswire.optimizer_classes import class_named
 from pswire.optimizers import SUPPORTED, slot_count
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.promised_numbers import DEVIATION_MAX
@@ -43,6 +44,9 @@ CASES: Final[list[tuple[str, dict[str, Any]]]] = [
     ("RAdam", {"lr": 0.01, "weight_decay": 0.01}),
     ("RAdam", {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
     ("Adadelta", {"lr": 0.5, "rho": 0.8, "weight_decay": 0.01}),
+    ("DelayedNesterov", {"lr": 0.05, "momentum": 0.9}),
+    ("DelayedNesterov", {"lr": 0.05, "momentum": 0.5, "buffer_size": 3}),
+    ("DelayedNesterov", {"lr": 0.05, "momentum": 0.0}),
 ]
 
 ABSENT_CASES: Final[list[tuple[str, dict[str, Any]]]] = [
@@ -53,6 +57,7 @@ ABSENT_CASES: Final[list[tuple[str, dict[str, Any]]]] = [
     ("RMSprop", {"lr": 0.01, "momentum": 0.9}),
     ("NAdam", {"lr": 0.01, "weight_decay": 0.05}),
     ("RAdam", {"lr": 0.01}),
+    ("DelayedNesterov", {"lr": 0.05, "buffer_size": 3, "activation": 0.25}),
 ]
 
 NARROW: Final = (torch.float16, torch.bfloat16)
@@ -79,7 +84,7 @@ def make_optimizer(
     class_name: str, settings: dict[str, Any], parameters: list[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:
     """Three groups: two alike, one of its own."""
-    made: torch.optim.Optimizer = getattr(torch.optim, class_name)(
+    made: torch.optim.Optimizer = class_named(class_name)(
         [
             {"params": parameters[:3]},
             {"params": parameters[3:4]},
@@ -258,7 +263,7 @@ def test_the_values_that_an_optimizer_keeps_are_as_many_as_the_table_says(
     """By it a model that would not fit is refused."""
     parameter = torch.ones(5, requires_grad=True)
     parameter.grad = torch.ones(5)
-    optimizer = getattr(torch.optim, class_name)([parameter], **switches)
+    optimizer = class_named(class_name)([parameter], **switches)
     optimizer.step()
     kept = optimizer.state[parameter].values()
     names = SUPPORTED[class_name].names
