@@ -78,6 +78,13 @@ class LoopFuture(Generic[T]):
         """Ends `call_at_end`."""
         self._at_end.remove(end)
 
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until it has ended, however; whether it has, within that time."""
+        wait_s = -1.0 if timeout_s is None else max(0.0, timeout_s)
+        if not self._is_over and self._ended.acquire(timeout=wait_s):
+            self._ended.release()  # for others who wait
+        return self._is_over
+
     def result(self, timeout_s: float | None = None) -> T:
         """The result, waiting for it.
 
@@ -85,10 +92,7 @@ class LoopFuture(Generic[T]):
             TimeoutError: There is none within `timeout_s`.
             CancelledError: That of `concurrent.futures`: it was cancelled.
         """
-        wait_s = -1.0 if timeout_s is None else max(0.0, timeout_s)
-        if not self._is_over and self._ended.acquire(timeout=wait_s):
-            self._ended.release()  # for others who wait
-        if not self._is_over:
+        if not self.wait(timeout_s):
             raise TimeoutError
         try:
             if self._error is not None:

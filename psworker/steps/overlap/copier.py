@@ -1,8 +1,7 @@
 """Copies of gradients beside what computes: by a thread, and by streams of devices.
 
 numpy and xxhash release the interpreter's lock while they go through a chunk, so that
-the other thread computes meanwhile. A daemon: a script that ends without `close()`
-isn't held up by a copy that waits for the network.
+the other thread computes meanwhile.
 
 A copy from a CUDA device runs on a stream of its own into pinned memory, after what
 computes the data and beside what is computed later; an event is recorded when it is
@@ -11,12 +10,6 @@ done. No thread waits for the device.
 Writes meanwhile make a copy a mix, which the step finds out by its digest.
 """
 
-import queue
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
-
 import numpy as np
 import torch
 import xxhash
@@ -24,14 +17,13 @@ import xxhash
 from pswire.frames import REQUEST_CHUNK_FIELD, bits_to_bytes
 from pswire.placement import Chunk
 from pswire.torch_types import TORCH_DTYPES
+from psworker.side_thread import SideThread
 from psworker.tensors.tensor_chunks import Bytes, ChunkEncoder, dense_message, run_of
 from psworker.transport.shard_segments import ShardSegments
 
-T = TypeVar("T")
 
-
-class Copier:
-    """Does one thing after the other, in the order of `submit`.
+class Copier(SideThread):
+    """The thread that copies, or has copies made.
 
     Attributes:
         copies: What it copies gradients in host memory with.
@@ -40,38 +32,9 @@ class Copier:
 
     def __init__(self) -> None:
         """Starts the thread."""
+        super().__init__("psworker-copier")
         self.copies = ChunkCopies()
         self.staging = Staging()
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._serve, name="psworker-copier", daemon=True
-        )
-        self._thread.start()
-
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Has some work done; the future has its result."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                result = work()
-            except BaseException as error:
-                future.set_exception(error)  # raised where it is waited for
-            else:
-                future.set_result(result)
-
-        self._work.put(run)
-        return future
-
-    def close(self) -> None:
-        """Ends the thread, once it has done what was submitted."""
-        self._work.put(None)
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while (run := self._work.get()) is not None:
-            run()
-            del run  # holds gradients
 
 
 class ChunkCopies:

@@ -10,7 +10,6 @@ In the thread that computes, with a `Copier` beside it for gradients in host mem
 
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -37,7 +36,7 @@ from psworker.transport.shard_segments import NO_SEGMENTS, Segments
 from psworker.transport.values import PushHeader, PushTrailer
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from psworker.event_loop import LoopFuture
 
 _WASTED_COUNT_MAX: Final = 10
 """Steps in a row, each of which sends most of its bytes again, before sending ahead is
@@ -114,7 +113,7 @@ class SentAhead:
         self._loop = loop
         self._copier = copier
         self._segments = segments
-        self._copying: list[Future[None]] = []
+        self._copying: list[LoopFuture[None]] = []
         self._is_dropped = False
         self._staged: deque[_StagedChunk] = deque()
         self._sent: dict[int, _SentChunk] = {}
@@ -179,7 +178,8 @@ class SentAhead:
         """
         self._is_dropped = True
         self.calls.drop()
-        wait(self._copying)
+        for copying in self._copying:
+            copying.wait()
 
     def _send_copy(self, chunk: Chunk, gradients: dict[int, torch.Tensor]) -> None:
         if self._is_dropped:
