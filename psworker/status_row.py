@@ -47,7 +47,7 @@ def row_text(document: Document, epoch: EpochProgress | None, width: int) -> str
         parts.append(f"epoch {epoch.epoch} {100 * epoch.part:.0f} % {epoch.left_text}")
     clocks = [w["clock"] for w in document["workers"] if w["clock"] is not None]
     if clocks:
-        parts.append(f"step {min(clocks):,}")
+        parts.append(f"clock {min(clocks):,}")
     loss = document["metrics"].get("loss")
     if loss is not None:
         parts.append(f"loss {loss:.4g}")

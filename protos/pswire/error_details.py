@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2  # type: ignore[import-untyped]  # has no stubs
 
 from pswire.reasons import ACCESS_REFUSALS, CATALOGUE, ErrorReason, Refusal
+from pswire.security.tls_problem import cause_of
 from pswire.v1 import error_pb2
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -74,6 +75,13 @@ def details_text(refusal: Refusal) -> str:
     cure = refusal.text.removeprefix(refusal.message)
     room = TEXT_BYTES_MAX - _percent_encoded_size(cure)
     return _shortened(refusal.message, room, _percent_encoded_size) + cure
+
+
+def plain_details(text: str) -> str:
+    """What gRPC says of a call that has failed, in words that users know."""
+    if text == "Cancelling all calls":  # a gRPC server that stops, to those it serves
+        return "the daemon there was stopped"
+    return cause_of(text) or text
 
 
 def trailing_metadata(refusal: Refusal) -> tuple[tuple[str, bytes], ...]:

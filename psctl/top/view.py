@@ -114,7 +114,7 @@ def frame(
     """All lines of a screen, no more than fit; without the end that is too much."""
     if seen.document is None:
         return [Line("waiting for the job's status")]
-    head = _head(seen, width, unicode)
+    head = _head(seen, width, unicode, wrap_max=max(2, height // 4))
     panes = {pane: _pane(pane, seen, width) for pane in Pane}
     room = max(0, height - len(head) - 1 - len(Pane))
     counts = heights({p: len(rows) for p, (_, rows) in panes.items()}, choice, room)
@@ -135,7 +135,7 @@ def frame(
 
 def whole(seen: Seen, *, width: int, unicode: bool = True) -> list[Line]:
     """One look without a terminal: every row there is."""
-    lines = _head(seen, width, unicode)
+    lines = _head(seen, width, unicode, wrap_max=None)
     for pane in Pane:
         title, rows = _pane(pane, seen, width)
         lines += [Line(""), Line(title, Style.TITLE), *rows]
@@ -159,7 +159,15 @@ def heights(needs: Mapping[Pane, int], choice: Choice, room: int) -> dict[Pane, 
     return given
 
 
-def _head(seen: Seen, width: int, unicode: bool) -> list[Line]:
+def _head(seen: Seen, width: int, unicode: bool, wrap_max: int | None) -> list[Line]:
+    """What is above the panes.
+
+    Args:
+        seen: The job.
+        width: Columns.
+        unicode: Whether the terminal has more than ASCII.
+        wrap_max: Lines that a sentence may take; None for as many as it needs.
+    """
     document = seen.document
     assert document is not None, "there is nothing to show before"
     mode = document["mode"]
@@ -171,7 +179,7 @@ def _head(seen: Seen, width: int, unicode: bool) -> list[Line]:
             printable(document["job"]["job_id"])[:NAME_LENGTH_MAX],
             document["phase"],
             mode,
-            f"step {min(clocks, default=0):,}",
+            f"clock {min(clocks, default=0):,}",
             *([duration_text(document["elapsed_s"])] if document["elapsed_s"] else []),
         ]
     )
@@ -181,16 +189,19 @@ def _head(seen: Seen, width: int, unicode: bool) -> list[Line]:
             f"NO ANSWER for {seen.silent_s:.0f} s, what follows is from before: "
             f"{printable(seen.trouble)}"
         )
-        lines += [Line(each, Style.BAD) for each in wrapped(text, width, 2)]
+        lines += [Line(each, Style.BAD) for each in wrapped(text, width, wrap_max)]
     else:
         cause = document["diagnosis"]["cause"]
         sentence = document["diagnosis"]["sentence"] or document["phase"]
         style = Style.GOOD if cause in QUIET_CAUSES else Style.NOTICE
         style = Style.BAD if cause in _BAD_CAUSES else style
-        lines += [Line(each, style) for each in wrapped(printable(sentence), width, 3)]
+        text = printable(sentence)
+        lines += [Line(each, style) for each in wrapped(text, width, wrap_max)]
     lines.append(Line(_rates(seen, width, unicode)))
     lines.append(Line(_data(seen.epoch, width, unicode)))
-    lines.append(Line(_checkpoint(document["checkpoints"])))
+    is_told = not seen.trouble and cause in ("disk", "checkpoint_failing")
+    text = _checkpoint(document["checkpoints"], is_told=is_told)
+    lines += [Line(each) for each in wrapped(text, width, wrap_max)]
     return [Line(each.text[:width], each.style) for each in lines]
 
 
@@ -224,7 +235,8 @@ def _data(epoch: EpochProgress | None, width: int, unicode: bool) -> str:
     return f"{label}  {bar} {100 * epoch.part:3.0f} %  {count}  {end}".rstrip()
 
 
-def _checkpoint(checkpoints: Row | None) -> str:
+def _checkpoint(checkpoints: Row | None, *, is_told: bool) -> str:
+    """The newest one, and why the last try has failed unless that is told already."""
     if checkpoints is None:
         return "no checkpoints are made (--checkpoint-dir)"
     newest = checkpoints["newest"]
@@ -236,7 +248,8 @@ def _checkpoint(checkpoints: Row | None) -> str:
             f"{newest['version']}, {byte_text(newest['byte_count'])}, every {every}"
         )
     if checkpoints["failure"]:
-        text = f"CHECKPOINTS FAIL: {printable(checkpoints['failure'])}; {text}"
+        why = "" if is_told else f": {printable(checkpoints['failure'])}"
+        text = f"CHECKPOINTS FAIL{why}; {text}"
     return text
 
 
@@ -293,8 +306,8 @@ def _worker_style(worker: Row, awaited: set[str]) -> Style:
 def _worker_table(workers: Sequence[Row], width: int) -> str:
     return fitted(
         (
-            *("WORKER", "STATE", "STEP", "LEAD", "STEPS/S", "LOSS", "COMPUTE"),
-            *("DATA", "SEND", "ANSWER", "SENT", "MEMORY", "ADDRESS"),
+            *("WORKER", "STATE", "CLOCK", "LEAD", "STEPS/S", "LOSS", "COMPUTE"),
+            *("DATA", "SEND", "ANSWER", "OTHERS", "SENT", "MEMORY", "ADDRESS"),
         ),
         [
             (
@@ -305,7 +318,7 @@ def _worker_table(workers: Sequence[Row], width: int) -> str:
                 _number(w["steps_per_s"]),
                 _number(w["loss"]),
                 *(_milliseconds(w[name]) for name in ("compute_ms", "data_wait_ms")),
-                *(_milliseconds(w[name]) for name in ("send_ms", "answer_wait_ms")),
+                *map(_milliseconds, (w["send_ms"], *_answer_parts_ms(w))),
                 _bytes(w["sent_bytes"]),
                 _bytes(w["resident_bytes"]),
                 w["address"] or "-",
@@ -314,17 +327,27 @@ def _worker_table(workers: Sequence[Row], width: int) -> str:
         ],
         least_useful=("ADDRESS", "MEMORY", "SENT", "LEAD", "LOSS", "STEPS/S", "SEND"),
         right=(
-            *("STEP", "LEAD", "STEPS/S", "LOSS", "COMPUTE", "DATA", "SEND", "ANSWER"),
-            *("SENT", "MEMORY"),
+            *("CLOCK", "LEAD", "STEPS/S", "LOSS", "COMPUTE", "DATA", "SEND"),
+            *("ANSWER", "OTHERS", "SENT", "MEMORY"),
         ),
         width_max=width,
     )
 
 
+def _answer_parts_ms(worker: Row) -> tuple[float | None, float | None]:
+    """Of the wait for answers, what the link and shards take, and what others take."""
+    wait_ms, others_ms = worker["answer_wait_ms"], worker["peer_wait_ms"]
+    if wait_ms is None or others_ms is None:
+        return wait_ms, others_ms
+    # Each is a mean over steps of its own, so that they may differ by a little.
+    others_ms = min(wait_ms, others_ms)
+    return wait_ms - others_ms, others_ms
+
+
 def _shard_table(shards: Sequence[Row], width: int) -> str:
     return fitted(
         (
-            *("SHARD", "STATE", "STEP", "VERSION", "QUEUE", "APPLY", "SIZE"),
+            *("SHARD", "STATE", "CLOCK", "VERSION", "QUEUE", "APPLY", "SIZE"),
             *("RECEIVED", "SENT", "MEMORY", "TORN", "ADDRESS"),
         ),
         [
@@ -346,7 +369,7 @@ def _shard_table(shards: Sequence[Row], width: int) -> str:
         ],
         least_useful=("TORN", "SENT", "RECEIVED", "ADDRESS", "MEMORY", "QUEUE"),
         right=(
-            *("STEP", "VERSION", "QUEUE", "APPLY", "SIZE", "RECEIVED", "SENT"),
+            *("CLOCK", "VERSION", "QUEUE", "APPLY", "SIZE", "RECEIVED", "SENT"),
             *("MEMORY", "TORN"),
         ),
         width_max=width,
@@ -385,8 +408,8 @@ def _with_end(text: str, end: str, width: int) -> str:
     return f"{text}{' ' * gap}{end}" if gap >= 2 else text
 
 
-def wrapped(text: str, width: int, line_count: int) -> list[str]:
-    """A text in at most so many lines; what is too long ends with dots."""
+def wrapped(text: str, width: int, line_count: int | None) -> list[str]:
+    """A text in lines, at most so many; what is too long ends with dots."""
     import textwrap
 
     return textwrap.wrap(text, width, max_lines=line_count, placeholder=" ...") or [""]

@@ -12,10 +12,9 @@ from typing import Final, TypeVar
 import grpc
 import grpc.aio
 
-from pswire.error_details import is_decided, refusal_from_rpc_error
+from pswire.error_details import is_decided, plain_details, refusal_from_rpc_error
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.security.credentials import Credentials
-from pswire.security.tls_problem import cause_of
 from psworker.errors import LimitError, PsError, UnavailableError, error_of_refusal
 
 Call = TypeVar("Call", bound="grpc.aio.Call")
@@ -91,7 +90,7 @@ def translated(peer: str) -> Iterator[None]:
         raise CallError(
             peer,
             error.code().name,
-            _text_of(error),
+            plain_details(error.details() or ""),
             refusal=refused,
             decided=is_decided(error.code(), refused),
         ) from error
@@ -105,14 +104,6 @@ def translated(peer: str) -> Iterator[None]:
         raise CallError(
             peer, "CANCELLED", str(error), refusal=None, decided=False
         ) from error
-
-
-def _text_of(error: grpc.aio.AioRpcError) -> str:
-    """What gRPC says, in words that users know."""
-    text = error.details() or ""
-    if text == "Cancelling all calls":  # a gRPC server that stops, to those it serves
-        return "the daemon there was stopped"
-    return cause_of(text) or text
 
 
 @asynccontextmanager

@@ -37,6 +37,7 @@ class MadeJob:
         who: Whom it is about; shards wait for them when the cause is a straggler.
         slow: Of some workers, how many times as long as the others they compute. They
             are behind in `ssp` and `asp`.
+        link_ms: Of some workers, how long an answer is under way.
         states: States of workers other than `member`.
         metrics: Names of what scripts log, beside the loss.
         loaders: Names of leased loaders.
@@ -53,6 +54,7 @@ class MadeJob:
     sentence: str = "all workers train"
     who: list[str] = field(default_factory=list)
     slow: Mapping[str, float] = field(default_factory=dict)
+    link_ms: Mapping[str, float] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
     metrics: tuple[str, ...] = ("accuracy",)
     loaders: tuple[str, ...] = ("train",)
@@ -161,6 +163,8 @@ class MadeJob:
             times = (each for each in sample if each.endswith(("_ms", "_per_s")))
             return sample | dict.fromkeys((*unknown, *times))
         factor = self.slow.get(name, 1 + 0.04 * math.sin(rank * 7.3))
+        link_ms = self.link_ms.get(name, 6.0)
+        others_ms = max(0.0, 63.9 - 24.0 * factor - link_ms)
         behind = 0
         if self.mode != "bsp":
             drift = (factor - 1) * 6 + 0.5 * math.sin(rank + self.elapsed_s)
@@ -178,7 +182,8 @@ class MadeJob:
             "compute_ms": 24.0 * factor,
             "data_wait_ms": 2.1,
             "send_ms": 7.4,
-            "answer_wait_ms": max(3.0, 60.9 - 24.0 * factor),
+            "answer_wait_ms": link_ms + others_ms,
+            "peer_wait_ms": others_ms,
             "sent_bytes": self.clock * 3 * MIB,
             "received_bytes": self.clock * 3 * MIB,
             "resident_bytes": (860 + rank % 7 * 11) * MIB,

@@ -546,7 +546,7 @@ def test_local_starts_a_killed_shard_again(nursery: Nursery, tmp_path: Path) -> 
         assert "the job has returned to checkpoint" in worker.log
         assert "shard 1 was killed by signal 9: it is started again now" in local.log
         assert "shard 1 was killed by signal 9: it is started again in 1 s" in local.log
-        assert "is trained again: shard 1 was lost" in local.log
+        assert "are trained again: shard 1 was lost" in local.log
         assert "shard 0 (lost" not in local.log
         assert len(worker.events("end")) == 1
     except AssertionError as error:

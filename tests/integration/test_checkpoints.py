@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import signal
 import threading
 from collections.abc import Callable
@@ -457,6 +458,27 @@ def test_a_shard_that_is_ended_asks_for_a_last_one(tmp_path: Path) -> None:
         job.end_shard(0, drains=True)
         (made,) = set(folder_in(tmp_path).names()) - set(before)
         assert check_one_cut(folder_in(tmp_path), made).version == 3
+        with suppress(psworker.PsError):
+            worker.ps.close()
+
+
+def test_a_shard_that_ends_after_its_coordinator_warns_of_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when all are stopped: the coordinator has made a last checkpoint."""
+    caplog.set_level(logging.INFO, "psserver.shard")
+    with job_in(tmp_path, workers_min=1) as job:
+        worker = Worker.of(job, "a")
+        worker.step()
+        job.stop_coordinator()
+        job.end_shard(0, drains=True)
+        assert (
+            "the coordinator has ended before this shard, which asks nobody for a last "
+            "checkpoint" in caplog.messages
+        )
+        assert "for 0 s" not in caplog.text
+        assert "Cancelling" not in caplog.text
+        job.start_coordinator()
         with suppress(psworker.PsError):
             worker.ps.close()
 

@@ -209,7 +209,7 @@ def test_a_slow_link_is_named(tmp_path: Path) -> None:
                 document = wait_for(
                     job,
                     lambda found: found["diagnosis"]["sentence"].startswith(
-                        "the link between workers and shards is slow: "
+                        "The link between workers and shards is slow: "
                     ),
                 )
             finally:
@@ -227,7 +227,7 @@ def test_a_slow_link_is_named(tmp_path: Path) -> None:
 def test_too_few_workers_are_named_and_how_many_there_are(job: Job) -> None:
     trainer = Trainer(job)
     with Crew({"first": trainer.worker()}) as crew:
-        sentence = "the job waits for 1 more worker: 1 of 2 has called prepare(); "
+        sentence = "The job waits for 1 more worker: 1 of 2 has called prepare(); "
         document = wait_for(
             job, lambda found: found["diagnosis"]["sentence"].startswith(sentence)
         )

@@ -350,6 +350,47 @@ def test_200_workers_stay_readable(open_page: OpenPage) -> None:
         expect(training.nth(2)).to_contain_text("2")
 
 
+def test_a_worker_that_holds_up_others_can_be_told_from_those_that_wait(
+    open_page: OpenPage,
+) -> None:
+    job = MadeJob(
+        worker_ids=workers(3), cause="slow_link", who=["w1"], link_ms={"w1": 36.0}
+    )
+    with ServedPage(job) as served:
+        page = open_page(served.url)
+        is_live(page)
+        row = page.locator("#worker-table tbody tr")
+        slow, fast = row.filter(has_text="w1"), row.filter(has_text="w0")
+        expect(slow.locator(".bar")).to_have_attribute(
+            "title", re.compile("waiting for answers 36.0 ms, .* other workers 3.")
+        )
+        expect(fast.locator(".bar")).to_have_attribute(
+            "title", re.compile("waiting for answers 6.0 ms, .* other workers 33.9")
+        )
+        # A tile is as long as what is a worker's own, and that of the slowest is full.
+        widths = (
+            tiles_of(page)
+            .locator("i")
+            .evaluate_all("bars => bars.map(bar => parseFloat(bar.style.width))")
+        )
+        assert widths[0] == 100
+        assert max(widths[1:]) < 60
+        tiles_of(page).first.click()
+        detail = page.locator("#worker-detail")
+        expect(detail).to_contain_text("Waiting for answers36.0 ms")
+
+
+def test_what_is_empty_has_no_header(open_page: OpenPage) -> None:
+    with ServedPage(MadeJob(worker_ids=[])) as served:
+        page = open_page(served.url)
+        is_live(page)
+        expect(page.get_by_text("No worker is here.")).to_be_visible()
+        expect(page.get_by_text("Nothing has happened yet.")).to_be_visible()
+        for name in ("workers", "events"):
+            expect(page.get_by_role("region", name=f"Table of {name}")).to_be_hidden()
+        expect(page.get_by_role("region", name="Table of shards")).to_be_visible()
+
+
 def test_names_of_clients_are_text(open_page: OpenPage) -> None:
     job = MadeJob(
         worker_ids=[HOSTILE, REVERSED, "__proto__"],

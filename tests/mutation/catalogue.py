@@ -4207,6 +4207,33 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "whatever is slow is mended as a straggler is",
+        (
+            Edit(
+                "psserver/coordinator/core/diagnosis.py",
+                "{text}; {CURES[cause]}",
+                "{text}; {CURES[Cause.STRAGGLER]}",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_diagnosis.py::test_a_slow_link_of_one_worker_is_no_straggler",
+            "tests/unit/psserver/coordinator/core/test_diagnosis.py::test_a_loader_that_does_not_keep_up_is_no_straggler",
+        ),
+    ),
+    PlantedBug(
+        "the wait for others is shown as a slow link",
+        (
+            Edit(
+                "psctl/top/view.py",
+                "return wait_ms - others_ms, others_ms",
+                "return wait_ms, others_ms",
+            ),
+        ),
+        tests=(
+            "tests/unit/psctl/test_top.py::test_what_a_worker_waits_for_others_is_apart",
+        ),
+    ),
+    PlantedBug(
         "what a worker waits for others counts as its own",
         (
             Edit(

@@ -226,11 +226,11 @@ def _worker_facts(
 def diagnose(facts: JobFacts) -> Diagnosis:
     """What a job is doing, why it is slow or waits, and for whom."""
     if facts.phase is JobPhase.FAILED:
-        return Diagnosis(Cause.FAILED, f"the job has failed: {facts.failure}")
+        return Diagnosis(Cause.FAILED, f"The job has failed: {facts.failure}")
     if facts.phase is JobPhase.FINISHED:
         return Diagnosis(
             Cause.FINISHED,
-            f"the job is finished: all of its workers have left, after clock "
+            f"The job is finished: all of its workers have left, after clock "
             f"{facts.clock}",
         )
     found = _of_disk(facts)
@@ -252,13 +252,13 @@ def _of_disk(facts: JobFacts) -> Diagnosis | None:
     if facts.disk_failure:
         return Diagnosis(
             Cause.DISK,
-            "the coordinator's disk takes no changes, so that nobody can join or leave "
+            "The coordinator's disk takes no changes, so that nobody can join or leave "
             f"until it does: {facts.disk_failure}",
         )
     if any(text in facts.checkpoint_failure for text in FULL_DISK_TEXTS):
         return Diagnosis(
             Cause.DISK,
-            "the disk of the checkpoints is full or takes no writes: make room there; "
+            "The disk of the checkpoints is full or takes no writes: make room there; "
             "the job trains, and its last checkpoint has failed: "
             f"{facts.checkpoint_failure}",
         )
@@ -272,31 +272,31 @@ def _of_start(facts: JobFacts) -> Diagnosis:
         names = _shard_names(facts.missing_shards)
         return Diagnosis(
             Cause.STARTING,
-            f"the job starts when {_listed(names)} of {facts.shard_count} "
+            f"The job starts when {_listed(names)} of {facts.shard_count} "
             f"{_are(names)} there",
             names,
         )
     if facts.phase is JobPhase.WAITING and lacking > 0:
         return Diagnosis(
             Cause.TOO_FEW_WORKERS,
-            f"the job waits for {lacking} more worker{'s' if lacking > 1 else ''}: "
+            f"The job waits for {lacking} more worker{'s' if lacking > 1 else ''}: "
             f"{facts.ready_count} of {facts.workers_min} "
             f"{'has' if facts.ready_count == 1 else 'have'} called prepare(); start "
             "what is missing, or the job with a smaller --min-workers",
         )
     if facts.load_failure:
         return Diagnosis(
-            Cause.STARTING, f"the job starts when it can load: {facts.load_failure}"
+            Cause.STARTING, f"The job starts when it can load: {facts.load_failure}"
         )
     what = facts.waits_for or "the coordinator to write its first record"
-    return Diagnosis(Cause.STARTING, f"the job starts: it waits for {what}")
+    return Diagnosis(Cause.STARTING, f"The job starts: it waits for {what}")
 
 
 def _of_losses(facts: JobFacts) -> Diagnosis | None:
     if facts.missing_shards:
         return Diagnosis(
             Cause.SHARD_LOST,
-            f"nothing is trained: the job waits for {facts.waits_for}",
+            f"Nothing is trained: the job waits for {facts.waits_for}",
             _shard_names(facts.missing_shards),
         )
     lost = tuple(each.name for each in facts.workers if each.lost_ms)
@@ -304,7 +304,7 @@ def _of_losses(facts: JobFacts) -> Diagnosis | None:
         what = facts.waits_for or "a worker to go on"
         return Diagnosis(
             Cause.WORKER_LOST if lost else Cause.TOO_FEW_WORKERS,
-            f"no worker is left: the job waits for {what}",
+            f"No worker is left: the job waits for {what}",
             lost,
         )
     if lost:
@@ -323,7 +323,7 @@ def _of_losses(facts: JobFacts) -> Diagnosis | None:
             lost,
         )
     if facts.waits_for:
-        return Diagnosis(Cause.SLOW_LINK, f"the job waits for {facts.waits_for}")
+        return Diagnosis(Cause.SLOW_LINK, f"The job waits for {facts.waits_for}")
     return None
 
 
@@ -332,7 +332,7 @@ def _of_checkpoints(facts: JobFacts) -> Diagnosis | None:
         return None
     return Diagnosis(
         Cause.CHECKPOINT_FAILING,
-        f"the job trains, and its last checkpoint has failed: "
+        f"The job trains, and its last checkpoint has failed: "
         f"{facts.checkpoint_failure}",
     )
 
@@ -418,7 +418,7 @@ def _of_all(facts: JobFacts) -> Diagnosis | None:
         who = (
             f"{known[0].name} waits for its loader"
             if len(known) == 1
-            else "the workers wait for their loaders"
+            else "The workers wait for their loaders"
         )
         return Diagnosis(
             Cause.WAITING_FOR_DATA,
@@ -435,7 +435,7 @@ def _of_all(facts: JobFacts) -> Diagnosis | None:
     if is_slow and wire_ms >= max(SHARE_MIN * step_ms, LINK_MS_MIN):
         return Diagnosis(
             Cause.SLOW_LINK,
-            f"the link between workers and shards is slow: {_time(wire_ms)} of a step "
+            f"The link between workers and shards is slow: {_time(wire_ms)} of a step "
             f"of {_time(step_ms)} goes to sending gradients and receiving values; "
             f"{CURES[Cause.SLOW_LINK]}",
             tuple(each.name for each in remote),
@@ -454,7 +454,7 @@ def _training(facts: JobFacts) -> Diagnosis:
     speed = "" if rate is None else f", {_rate(rate)} steps/s"
     return Diagnosis(
         Cause.TRAINING,
-        f"training at clock {facts.clock} in {facts.mode} with {workers}{speed}",
+        f"Training at clock {facts.clock} in {facts.mode} with {workers}{speed}",
     )
 
 

@@ -503,7 +503,8 @@ class CoordinatorHost:
         no shard to be asked before.
         """
         log.warning(
-            "the job returns to %s, and what was trained since is trained again: %s",
+            "the job returns to %s; steps after it, if there were any, are trained "
+            "again: %s",
             *(effect.start_point, effect.reason),
         )
         self._send(effect)

@@ -99,8 +99,9 @@ class JobWaits:
             at_once: Whether also what has not taken long yet is worth a word.
         """
         return "; ".join(
-            f"{wait.text}, for {(now_ms - wait.since_ms) / 1000:.0f} s"
+            wait.text + (f", for {waited_s:.0f} s" if waited_s >= 1 else "")
             for wait in self._told(now_ms, at_once=at_once)
+            for waited_s in [(now_ms - wait.since_ms) / 1000]
         )
 
     @property

@@ -127,23 +127,37 @@ function showCharts({ metrics }) {
 
 const byName = new Intl.Collator("en", { numeric: true });
 
-/** Time of a step without the wait for answers, in ms; null if it is not known. */
-function ownMs({ compute_ms: compute, data_wait_ms: load, send_ms: send }) {
-  const known = [compute, load, send].filter((ms) => typeof ms === "number");
+/** Of the wait for answers, what others have to do with, in ms; null if it is not known. */
+function othersMs({ answer_wait_ms: wait, peer_wait_ms: others }) {
+  // Each is a mean over steps of its own, so that they may differ by a little.
+  return others === null ? null : Math.min(wait ?? 0, others);
+}
+
+/** Time of a whole step, in ms; null if it is not known. */
+function stepMs({ compute_ms: compute, data_wait_ms: load, send_ms: send, answer_wait_ms: wait }) {
+  const known = [compute, load, send, wait].filter((ms) => ms !== null);
   return known.length ? known.reduce((sum, ms) => sum + ms) : null;
 }
 
-function stepMs(worker) {
-  const own = ownMs(worker);
-  return own === null ? null : own + (worker.answer_wait_ms ?? 0);
+/** What of it is the worker's own: it waits for no other worker. */
+function ownMs(worker) {
+  const step = stepMs(worker);
+  return step === null ? null : step - othersMs(worker);
 }
 
-const stepParts = (worker) => [
-  ["compute", worker.compute_ms, "computing"],
-  ["data", worker.data_wait_ms, "waiting for data"],
-  ["send", worker.send_ms, "sending"],
-  ["answer", worker.answer_wait_ms, "waiting for answers"],
-].map(([kind, ms, text]) => [kind, ms, `${text} ${duration(ms)}`]);
+function stepParts(worker) {
+  const { answer_wait_ms: wait } = worker;
+  const others = othersMs(worker);
+  return [
+    ["compute", worker.compute_ms, "computing"],
+    ["data", worker.data_wait_ms, "waiting for data"],
+    ["send", worker.send_ms, "sending"],
+    ["answer", wait === null ? null : wait - others, "waiting for answers"],
+    ["others", others, "waiting for other workers"],
+  ];
+}
+
+const stepBar = (worker) => stepParts(worker).map(([kind, ms, text]) => [kind, ms, `${text} ${duration(ms)}`]);
 
 /** Workers that the filter leaves, by group, each sorted as asked. */
 function groupsOf({ diagnosis, shards, workers }) {
@@ -173,6 +187,7 @@ function showWorkers(status) {
   setText($("worker-count"), rows.length === total ? whole(total) : `${whole(rows.length)} of ${whole(total)}`);
   setText($("no-workers"), total ? "No worker has this name or state." : "No worker is here.");
   $("no-workers").hidden = rows.length > 0;
+  $("worker-table").parentElement.hidden = $("strip-legend").hidden = rows.length === 0;
   strip.update(groups, ownMs, Math.max(1, status.staleness_bound ?? 0, ...status.workers.map(({ lag }) => lag ?? 0)));
   const shown = showsAllWorkers ? rows : rows.slice(0, FEW_WORKERS);
   const longestMs = Math.max(...rows.map(({ worker }) => stepMs(worker) ?? 0));
@@ -185,7 +200,7 @@ function showWorkers(status) {
       whole(worker.clock),
       whole(worker.lag),
       measured(worker.steps_per_s),
-      [duration(stepMs(worker)), stepParts(worker), longestMs],
+      [duration(stepMs(worker)), stepBar(worker), longestMs],
       measured(worker.loss),
       bytes(worker.resident_bytes),
     ]);
@@ -200,10 +215,7 @@ function workerFigures(worker) {
     ["State", worker.state, worker.rank === null ? "" : `rank ${worker.rank}`],
     ["Clock", whole(worker.clock), worker.lag === null ? "" : `${worker.lag} behind the fastest`],
     ["In this step for", duration(worker.step_ms), worker.activity ?? ""],
-    ...stepParts(worker).map(([, ms, text]) => {
-      const name = text.replace(` ${duration(ms)}`, "");
-      return [name[0].toUpperCase() + name.slice(1), duration(ms), "of a step"];
-    }),
+    ...stepParts(worker).map(([, ms, text]) => [text[0].toUpperCase() + text.slice(1), duration(ms), "of a step"]),
     ["Steps", whole(steps), `${measured(worker.steps_per_s)}/s`],
     ["Samples", whole(samples), `${measured(worker.samples_per_s)}/s`],
     ["Sent", bytes(worker.sent_bytes)],
@@ -265,7 +277,7 @@ function showShards({ shards }) {
       [bytes(memory(shard)), [
         ["compute", shard.parameter_bytes, `parameters ${bytes(shard.parameter_bytes)}`],
         ["send", shard.optimizer_bytes, `optimizer ${bytes(shard.optimizer_bytes)}`],
-        ["answer", memory(shard) - held(shard), `rest of the process ${bytes(memory(shard) - held(shard))}`],
+        ["others", memory(shard) - held(shard), `rest of the process ${bytes(memory(shard) - held(shard))}`],
       ], largest],
     ]);
   });
@@ -314,6 +326,7 @@ function showEvents() {
   const wanted = coordinator.events.filter((event) => filter.test(event.kind)).reverse();
   setText($("event-count"), whole(wanted.length));
   $("no-events").hidden = wanted.length > 0;
+  $("event-table").parentElement.hidden = wanted.length === 0;
   const shown = showsAllEvents ? wanted : wanted.slice(0, FEW_EVENTS);
   keyed($("event-table").tBodies[0], shown, (event) => event.number, (event) => {
     const { at_unix_s: atS, clock, kind, text } = event;

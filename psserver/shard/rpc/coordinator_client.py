@@ -25,7 +25,7 @@ from psserver.shard.host.shard_host import Report, ShardHost
 from psserver.shard.rpc.coordinator_outage import Outage, Silence
 from psserver.shard.rpc.progress_report import ProgressReport
 from pswire.addresses import parse_address
-from pswire.error_details import is_decided, refusal_from_rpc_error
+from pswire.error_details import is_decided, plain_details, refusal_from_rpc_error
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import CutPurpose, FenceKind
 from pswire.membership_codec import read_identity, read_record, read_sequences
@@ -33,7 +33,7 @@ from pswire.reasons import ACCESS_REFUSALS, ErrorReason, Refusal
 from pswire.schema_codec import MergedModel, read_terms
 from pswire.security.certificates import certificates_of
 from pswire.security.credentials import Credentials
-from pswire.security.tls_problem import cause_of, handshake_problem
+from pswire.security.tls_problem import handshake_problem
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 
@@ -48,6 +48,9 @@ RETRY_S = 0.1
 back."""
 
 PROGRESS_INTERVAL_S = 1.0
+
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""How calls end whose coordinator is not there, or ends while they run."""
 
 NOTHING_RECORDED = messages.RecordedSpans()
 
@@ -152,8 +155,13 @@ class CoordinatorClient:
                 request, timeout=LAST_CHECKPOINT_S + CALL_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as error:
-            # Mostly a coordinator that has ended before, by a checkpoint of its own.
-            log.info("no checkpoint is asked for: %s", error.details())
+            if error.code() in _GONE:
+                log.info(
+                    "the coordinator has ended before this shard, which asks nobody "
+                    "for a last checkpoint"
+                )
+            else:
+                log.warning("no last checkpoint: %s", error.details())
 
     async def _follow(self, host: ShardHost, silence: Silence) -> None:
         """Follows the job until it ends.
@@ -253,9 +261,7 @@ class CoordinatorClient:
 
 async def _why(address: str, error: grpc.aio.AioRpcError) -> str:
     """Why the coordinator does not answer, also where gRPC knows no more than that."""
-    text = error.details() or error.code().name
-    if cause := cause_of(text):
-        return cause
+    text = plain_details(error.details() or error.code().name)
     if "Socket closed" not in text:
         return text
     own = certificates_of(Credentials.from_environment())

@@ -30,11 +30,9 @@ class Outage:
             self._began_ms = now
         if is_first or now - self._said_ms >= WAITING_INTERVAL_MS:
             self._said_ms = now
+            so_far = "" if is_first else f" for {(now - self._began_ms) / 1000:.0f} s"
             log.warning(
-                "waiting for the coordinator at %s for %.0f s: %s",
-                self._address,
-                (now - self._began_ms) / 1000,
-                why,
+                "waiting for the coordinator at %s%s: %s", self._address, so_far, why
             )
 
     def end(self) -> None:

@@ -1,5 +1,6 @@
 """What `psctl top` shows, and what it writes to a terminal."""
 
+import re
 from typing import Any
 
 import pyte
@@ -36,6 +37,7 @@ def worker(number: int, **changes: object) -> dict[str, Any]:
         "data_wait_ms": 1.0,
         "send_ms": 2.0,
         "answer_wait_ms": 250.0,
+        "peer_wait_ms": 240.0,
         "sent_bytes": 1 << 20,
         "resident_bytes": 1 << 28,
         "address": "10.0.0.5:41234",
@@ -113,7 +115,7 @@ def test_a_screen_has_what_fits_and_no_more(width: int, height: int) -> None:
 
 def test_the_diagnosis_is_on_top_and_who_it_is_about_comes_first() -> None:
     lines = frame(seen(), Choice(), width=80, height=24)
-    assert lines[0].text.startswith("job-1  running  ssp(3)  step 120  1:02:05")
+    assert lines[0].text.startswith("job-1  running  ssp(3)  clock 120  1:02:05")
     assert lines[0].text.endswith("trainer:7070")
     assert lines[1] == Line(SENTENCE, Style.NOTICE)
     title = next(i for i, line in enumerate(lines) if line.text.startswith("WORKER"))
@@ -128,6 +130,47 @@ def test_the_diagnosis_is_on_top_and_who_it_is_about_comes_first() -> None:
     assert "75 %  750 of 1,000" in text
     assert "COMPUTE" in text
     assert "no checkpoints are made" in text
+
+
+def test_what_a_worker_waits_for_others_is_apart() -> None:
+    slow = worker(1, answer_wait_ms=950.0, peer_wait_ms=1.0)
+    new = worker(2, answer_wait_ms=None, peer_wait_ms=None)
+    found = seen(workers=[worker(0), slow, new])
+    title, *rows = whole_pane(found, "WORKER")
+    names = title.split()
+    shown = [dict(zip(names, re.split(r" {2,}", row), strict=True)) for row in rows]
+    assert [(each["ANSWER"], each["OTHERS"]) for each in shown] == [
+        ("10.0 ms", "240.0 ms"),
+        ("949.0 ms", "1.0 ms"),
+        ("-", "-"),
+    ]
+    assert {"COMPUTE", "DATA", "SEND"} < shown[0].keys()
+
+
+def test_a_long_sentence_is_wrapped_and_tells_a_failure_once() -> None:
+    failure = "shard 0: /mnt/checkpoints/" + "x" * 60 + ": No space left on device"
+    sentence = f"The disk of the checkpoints is full: make room there; {failure}; end"
+    found = seen(
+        diagnosis={"cause": "disk", "sentence": sentence, "who": []},
+        checkpoints={"interval": "10min", "newest": None, "failure": failure},
+    )
+    lines = frame(found, Choice(), width=80, height=24)
+    text = " ".join(line.text for line in lines)
+    assert "; end" in text
+    assert text.count("No space left") == 1
+    assert "CHECKPOINTS FAIL; no checkpoint yet" in text
+    found.take(
+        document(checkpoints={"interval": "10min", "newest": None, "failure": failure})
+    )
+    text = " ".join(line.text for line in frame(found, Choice(), width=80, height=24))
+    assert "No space left on device; no checkpoint yet, one every 10min" in text
+
+
+def whole_pane(found: Seen, title: str) -> list[str]:
+    """Lines of a pane on 80 columns, with its title."""
+    texts = [line.text for line in whole(found, width=80)]
+    first = next(i for i, text in enumerate(texts) if text.startswith(title))
+    return texts[first : texts.index("", first)]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_another_epoch_begins_anew() -> None:
 def test_a_row_says_how_far_the_job_is_and_what_is_wrong() -> None:
     progress = EpochProgress("loader", 3, 610, 1000, 12.0, is_over=False)
     text = row_text(document(), progress, 79)
-    assert text == "job running  epoch 3 61 % 0:12 left  step 1,204  loss 0.25"
+    assert text == "job running  epoch 3 61 % 0:12 left  clock 1,204  loss 0.25"
     slow = {"cause": "straggler", "sentence": "w1 holds up\x1b[2J the others"}
     text = row_text(document(diagnosis=slow), progress, 200)
     assert text.endswith("loss 0.25  w1 holds up\\x1b[2J the others")
@@ -156,7 +156,7 @@ def test_the_row_stays_while_lines_scroll() -> None:
         assert shown.wrote.acquire(timeout=WAIT_S)
         for number in range(20):
             shown.write(f"line {number}\r\n")
-        assert shown.rows[-1] == "job running  step 1,204  loss 0.25"
+        assert shown.rows[-1] == "job running  clock 1,204  loss 0.25"
         assert shown.rows[-3] == "line 19"
 
 

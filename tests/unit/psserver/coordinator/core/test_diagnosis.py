@@ -102,7 +102,7 @@ def test_loaders_of_all_workers_are_named_together() -> None:
     slow = [_worker(f"w{n}", load_ms=600.0, step_ms=1030.0) for n in range(3)]
     found = diagnose(_running(*slow))
     assert (found.cause, found.who) == (Cause.WAITING_FOR_DATA, ("w0", "w1", "w2"))
-    assert "the workers wait for their loaders: 600 ms of a step of 1.0 s" in (
+    assert "The workers wait for their loaders: 600 ms of a step of 1.0 s" in (
         found.sentence
     )
     alone = diagnose(_running(slow[0]))
@@ -115,7 +115,7 @@ def test_a_slow_link_of_all_is_named_unless_they_share_memory_or_send_much() -> 
     ]
     found = diagnose(_running(*slow))
     assert found.cause is Cause.SLOW_LINK
-    assert found.sentence.startswith("the link between workers and shards is slow: 86")
+    assert found.sentence.startswith("The link between workers and shards is slow: 86")
     assert "; send less (prepare(compression=...))" in found.sentence
     sharing = [replace(each, shares_memory=True) for each in slow]
     assert diagnose(_running(*sharing)).cause is Cause.TRAINING
@@ -223,7 +223,7 @@ def test_a_full_disk_is_told_from_another_failure_of_a_checkpoint() -> None:
     found = diagnose(replace(facts, checkpoint_failure=full))
     assert found.cause is Cause.DISK
     assert found.sentence == (
-        "the disk of the checkpoints is full or takes no writes: make room there; the "
+        "The disk of the checkpoints is full or takes no writes: make room there; the "
         f"job trains, and its last checkpoint has failed: {full}"
     )
     other = diagnose(replace(facts, checkpoint_failure="shard 1: it was lost"))
@@ -243,18 +243,18 @@ def test_the_start_says_what_it_waits_for() -> None:
     )
     found = diagnose(waiting)
     assert found.cause is Cause.STARTING
-    assert found.sentence == "the job starts when shard 1 of 2 is there"
+    assert found.sentence == "The job starts when shard 1 of 2 is there"
     found = diagnose(replace(waiting, missing_shards=()))
     assert found.cause is Cause.TOO_FEW_WORKERS
     assert found.sentence == (
-        "the job waits for 2 more workers: 1 of 3 has called prepare(); start what is "
+        "The job waits for 2 more workers: 1 of 3 has called prepare(); start what is "
         "missing, or the job with a smaller --min-workers"
     )
     seeding = JobFacts(
         phase=JobPhase.SEEDING, waits_for="the first values from a", ready_count=1
     )
     assert diagnose(seeding).sentence == (
-        "the job starts: it waits for the first values from a"
+        "The job starts: it waits for the first values from a"
     )
 
 
@@ -270,14 +270,14 @@ def test_losses_come_before_all_that_is_only_slow() -> None:
     )
     shard = diagnose(replace(facts, missing_shards=(0,), waits_for="shard 0 (lost)"))
     assert (shard.cause, shard.who) == (Cause.SHARD_LOST, ("shard 0",))
-    assert shard.sentence == "nothing is trained: the job waits for shard 0 (lost)"
+    assert shard.sentence == "Nothing is trained: the job waits for shard 0 (lost)"
     none = diagnose(replace(facts, workers=(), waits_for="a worker to go on"))
     assert none.cause is Cause.TOO_FEW_WORKERS
 
 
 def test_a_job_that_is_over_says_only_that() -> None:
     facts = replace(_running(), phase=JobPhase.FAILED, failure="shard 1 was lost")
-    assert diagnose(facts).sentence == "the job has failed: shard 1 was lost"
+    assert diagnose(facts).sentence == "The job has failed: shard 1 was lost"
     over = diagnose(replace(facts, phase=JobPhase.FINISHED))
     assert over.cause is Cause.FINISHED
     assert over.sentence.endswith("all of its workers have left, after clock 77")
@@ -294,4 +294,4 @@ def test_the_facts_of_a_core_are_those_of_its_stage() -> None:
     driven.report_all()
     found = diagnose(facts_of(driven.core, 0))
     assert found.cause is Cause.TRAINING
-    assert found.sentence == "training at clock 0 in bsp with 2 workers"
+    assert found.sentence == "Training at clock 0 in bsp with 2 workers"

@@ -61,8 +61,7 @@ def test_a_start_names_who_is_missing_at_a_falling_rate(
 
     job.pass_time(200)
     assert job.text() == (
-        "shard 1 (not connected yet), 1 more worker to call prepare() (1 of 2 have), "
-        "for 0 s"
+        "shard 1 (not connected yet), 1 more worker to call prepare() (1 of 2 have)"
     )
     assert caplog.messages == []
 
@@ -282,7 +281,7 @@ def test_who_has_connected_and_not_prepared_is_named() -> None:
     job.driven.core.worker_watching(entry, 0)
     job.pass_time(100)
     assert job.text() == (
-        "2 more workers to call prepare() (1 of 3 have; b is connected), for 0 s"
+        "2 more workers to call prepare() (1 of 3 have; b is connected)"
     )
 
 
