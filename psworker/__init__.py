@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from psworker.optim.privacy import DifferentialPrivacy
     from psworker.optim.push_result import PushResult
     from psworker.snapshots.snapshot import Snapshot, SnapshotReader
+    from psworker.strategies.local_steps import LocalSteps
+    from psworker.strategies.rounds import Progress
+    from psworker.strategies.strategy import Strategy
     from psworker.tensors.compression import Compression
 
 __all__ = [
@@ -82,10 +85,12 @@ __all__ = [
     "JobFailedError",
     "LimitError",
     "LocalConnection",
+    "LocalSteps",
     "OptimizerMismatchError",
     "OptimizerUnsupportedError",
     "PermissionDeniedError",
     "PrivacyBudgetError",
+    "Progress",
     "ProtocolError",
     "PsError",
     "PushResult",
@@ -101,6 +106,7 @@ __all__ = [
     "StalenessError",
     "StartTimeoutError",
     "StepTimeoutError",
+    "Strategy",
     "UnavailableError",
     "UnsupportedError",
     "VersionMismatchError",
@@ -116,10 +122,13 @@ _MODULES = {
     "LocalConnection": "connection",
     "connect": "connecting",
     "DifferentialPrivacy": "optim.privacy",
+    "LocalSteps": "strategies.local_steps",
+    "Progress": "strategies.rounds",
     "PushResult": "optim.push_result",
     "Rewind": "member.rewinds",
     "Snapshot": "snapshots.snapshot",
     "SnapshotReader": "snapshots.snapshot",
+    "Strategy": "strategies.strategy",
     "WorkerConnection": "connection",
 }
 

@@ -26,6 +26,8 @@ from psworker.optim.privacy import DifferentialPrivacy
 from psworker.optim.published import NOT_PREPARED_TEXT
 from psworker.optim.push_result import PushResult
 from psworker.optim.user_calls import UserCalls
+from psworker.strategies.engine import Engine, refuse_again
+from psworker.strategies.strategy import Strategy
 from psworker.tensors.compression import CompressionChoice
 from psworker.tracebacks import at_entrance
 
@@ -60,6 +62,7 @@ class Connection:
         self._backend = backend
         self._calls = UserCalls(wait_s)
         self._loaders: list[LeasedLoader] = []
+        self._engine: Engine | None = None  # with a strategy
         self._is_closed = False
         self._metrics_port = metrics_port
         if backend.coordinator:  # else there is nothing to leave
@@ -194,6 +197,7 @@ class Connection:
         compression: CompressionChoice = None,
         loss: str | None = None,
         differential_privacy: DifferentialPrivacy | None = None,
+        strategy: Strategy | None = None,
         **named: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401, what was given
         """Joins the job with models, optimizers, loaders and schedulers.
@@ -236,6 +240,9 @@ class Connection:
             differential_privacy: Clips the gradient of each sample and adds noise,
                 and counts what that promises for each sample of the loader; the same
                 on every worker. See docs/privacy.md.
+            strategy: Has workers take local steps, and what they share with the job
+                after so many: `LocalSteps(every=50)`, or another one. Optimizers then
+                stay the script's own and step in this process. See docs/strategies.md.
             named: Further objects, by the names that they have in the job and in
                 snapshots.
 
@@ -269,8 +276,14 @@ class Connection:
             check_overlap(overlap)
             call = NamedObjects.of(objects, named)
             is_first = self._backend.place.rank is None
-            take = self._backend.join if is_first else self._backend.exchange
-            replaced = take(call, options)
+            if strategy is not None or self._engine is not None:
+                refuse_again(is_first=is_first)
+                assert strategy is not None, "the first call has one"
+                self._engine = Engine(strategy, self._backend, call, options)
+                replaced = self._engine.replaced
+            else:
+                take = self._backend.join if is_first else self._backend.exchange
+                replaced = take(call, options)
             if is_first:
                 made = replaced.values()
                 self._loaders = [e for e in made if isinstance(e, LeasedLoader)]
@@ -455,6 +468,8 @@ class Connection:
         if self._is_closed or self._calls.is_forked:
             self._end(leaves=True)
         else:
+            if self._engine is not None:
+                self._engine.close()
             self._in_turn("ps.close()", lambda: self._end(leaves=True))
 
     def _end(self, *, leaves: bool) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 
 from pswire.reasons import ErrorReason
 from pswire.recorded_split import RecordedSplit
+from psworker.backends.between_pushes import BetweenPushes
 from psworker.errors import PsError
 from psworker.member.rewinds import RewindCallback
 from psworker.member.script_state import HasState
@@ -33,6 +34,12 @@ GROUP_STATE_TEXT: Final = (
 GROUP_REWIND_TEXT: Final = (
     "on_rewind() is not possible in a group of processes that push as one, nor before "
     "prepare() where there is a group: start each process as a worker of its own"
+)
+
+
+GROUP_STRATEGY_TEXT: Final = (
+    "a strategy is not possible in a group of processes that push as one: start each "
+    "process as a worker of its own"
 )
 
 
@@ -128,6 +135,15 @@ class Backend(Protocol):
     @property
     def work(self) -> WorkLog:
         """What the script of this process does, and what it logs."""
+        ...
+
+    @property
+    def between_pushes(self) -> BetweenPushes:
+        """What local steps need of the worker, once it has joined.
+
+        Raises:
+            UnsupportedError: Processes that push as one take none.
+        """
         ...
 
     def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:

@@ -31,9 +31,11 @@ from psworker.backends.backend import (
     GROUP_PUBLISH_TEXT,
     GROUP_REWIND_TEXT,
     GROUP_STATE_TEXT,
+    GROUP_STRATEGY_TEXT,
     LeaderError,
     WorkerPlace,
 )
+from psworker.backends.between_pushes import BetweenPushes
 from psworker.backends.job import Job
 from psworker.backends.value_codec import ValueCodec
 from psworker.config import WorkerConfig
@@ -485,6 +487,13 @@ class Group:
     def work(self) -> WorkLog:
         """What this process does; that of the leader is reported."""
         return self._job.work if self._job is not None else self._work
+
+    @property
+    def between_pushes(self) -> BetweenPushes:
+        """What local steps need of the worker, if this process is one by itself."""
+        if self._job is None:
+            raise UnsupportedError(GROUP_STRATEGY_TEXT)
+        return self._job.between_pushes
 
     def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
         """Joins the job, as one worker if the models are data-parallel.

@@ -17,6 +17,7 @@ from pswire.schema import OptimizerSpec
 from psworker import event_loop, fork_guard
 from psworker.backends import termination
 from psworker.backends.backend import WorkerPlace
+from psworker.backends.between_pushes import JobBetweenPushes
 from psworker.backends.prepared import PreparedObjects, leased
 from psworker.config import WorkerConfig
 from psworker.data import CountedLoader, LeasedLoader
@@ -44,7 +45,12 @@ from psworker.optim.buffers import Buffers
 from psworker.optim.gradients import SpentGradients
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
-from psworker.optim.prepare import Prepared, PrepareOptions, sort_objects
+from psworker.optim.prepare import (
+    LocalTraining,
+    Prepared,
+    PrepareOptions,
+    sort_objects,
+)
 from psworker.optim.privacy import DifferentialPrivacy
 from psworker.optim.private_gradients import PrivateGradients
 from psworker.optim.published import Published
@@ -84,6 +90,7 @@ class Job:
         self._pending = PendingData()
         self._stepper: Stepper | None = None
         self._prepared: PreparedObjects | None = None
+        self._local_training: LocalTraining | None = None
         self._is_closed = False
 
     @classmethod
@@ -149,6 +156,12 @@ class Job:
         """What its script does."""
         return self._session.work
 
+    @property
+    def between_pushes(self) -> JobBetweenPushes:
+        """What local steps need of the worker."""
+        assert self._stepper is not None, "it has joined"
+        return JobBetweenPushes(self._stepper, self._session, self._pending)
+
     def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
         """Becomes a member; the models then hold the job's values."""
         _refuse_late_group(call.objects)
@@ -158,6 +171,7 @@ class Job:
             self._session,
             self._pending,
             wait_timeout_s=self._config.step_timeout_s,
+            local_training=options.local_training,
         )
         loaders = leased(given.loaders, link)
         private = _private_gradients(
@@ -185,6 +199,7 @@ class Job:
 
         stepper.private = private
         self._stepper = stepper
+        self._local_training = options.local_training
         self._prepared = prepared = PreparedObjects(given, loaders, make)
         link.start(stepper, prepared.optimizers)
         self._session.rewinds.add_follower(prepared.rewind)
@@ -198,7 +213,7 @@ class Job:
     def _go_on(self, optimizer: str) -> None:
         """A step begins, with which the script has gone on if it is not void."""
         assert self._stepper is not None
-        if not self._stepper.is_void(optimizer):
+        if self._local_training or not self._stepper.is_void(optimizer):
             self._session.rewinds.end()
 
     def exchange(
@@ -336,12 +351,14 @@ class Job:
         if failpoints.armed:
             failpoints.hit("worker.joined")
         tensors = JobTensors.of(given, store, buffers)
-        watch_calls(given.models.values(), self._pending)
-        looked = SpentGradients(len(store.tensors))
+        local = options.local_training
+        watch_calls(local.models if local else given.models.values(), self._pending)
+        trained = local.parameters if local else store.tensors
+        looked = SpentGradients(len(trained))
         self._pending.watch(
-            lambda: looked.differ_from(store.tensors),
-            parameters=store.tensors,
-            optimizer_count=len(given.optimizers),
+            lambda: looked.differ_from(trained),
+            parameters=trained,
+            optimizer_count=local.optimizer_count if local else len(given.optimizers),
         )
         sending = (
             DuringBackward(self._loop, self._session, tensors, store)
@@ -371,11 +388,13 @@ class DataLink:
         pending: PendingData,
         *,
         wait_timeout_s: float,
+        local_training: LocalTraining | None = None,
     ) -> None:
         self._loop = loop
         self._session = session
         self._pending = pending
         self._wait_timeout_s = wait_timeout_s
+        self._local_training = local_training
         self._awaited_optimizer = ""
         self._optimizers: dict[str, PreparedOptimizer] = {}
         self._stepper: Stepper | None = None
@@ -448,6 +467,8 @@ class DataLink:
     def note_draw(self, loader: str, epoch: int) -> None:
         """The script asks for a batch: it is done with its last step."""
         self._session.rewinds.end()
+        if self._local_training is not None:
+            self._local_training.before_draw()
         self._session.script_state.draw(loader, epoch)
         if loader == self._session.script_state.loader:
             for each in self._optimizers.values():
@@ -461,6 +482,8 @@ class DataLink:
         """Joins again after an eviction."""
         assert self._stepper is not None, "loaders are handed out after joining"
         self._stepper.rejoin()
+        if self._local_training is not None:
+            self._local_training.start_over()
         self._session.rewinds.end()
 
     def open_epoch(self, request: EpochRequest) -> LoopFuture[Origin]:
@@ -499,11 +522,19 @@ class DataLink:
         waiting = self._session.membership.waiting
         return waiting.reason if waiting is not None else ""
 
+    def end_round(self) -> None:
+        """Pushes what local steps have trained, before it waits for other workers."""
+        if self._local_training is not None:
+            self._local_training.end_round()
+
     def push_nothing(self) -> None:
         """Pushes weight 0 for the next clock and leaves the newest values."""
         named = self._optimizers.get(self._awaited_optimizer)
         optimizer = named or next(iter(self._optimizers.values()))
-        optimizer.push_nothing()
+        if self._local_training is not None:
+            self._local_training.contribute(optimizer.push_nothing)
+        else:
+            optimizer.push_nothing()
 
     def _member(self) -> Stepper:
         assert self._stepper is not None, "loaders are handed out after joining"

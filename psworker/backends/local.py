@@ -39,12 +39,13 @@ from psworker.optim.gradients import (
 )
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer_class import WRAPS
-from psworker.optim.prepare import KINDS, PrepareOptions
+from psworker.optim.prepare import KINDS, LocalTraining, PrepareOptions
 from psworker.optim.published import Published
 from psworker.optim.push_result import PushResult
 from psworker.tensors.compression import read_compression
 from psworker.tracebacks import at_entrance
 from psworker.transport.ports import Traffic
+from psworker.transport.values import DrawnData
 from psworker.work_log import WorkLog
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Local:
     def __init__(self, worker_id: str = "") -> None:
         self._worker_id = worker_id or LOCAL_WORKER_ID
         self._work = WorkLog()
-        self._steps = LocalSteps(LOCAL_MODE)
+        self._steps = StepCount(LOCAL_MODE)
         self._is_prepared = False
         self._loss = "mean"
         self._prepared: list[object] = []
@@ -99,6 +100,11 @@ class Local:
             last_push=self._steps.last_push,
         )
 
+    @property
+    def between_pushes(self) -> "StepCount":
+        """What local steps need of the worker."""
+        return self._steps
+
     def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
         """Attaches itself to the optimizers, and counts what loaders hand out."""
         self._check(options)
@@ -107,7 +113,11 @@ class Local:
             call.of_kind(base, kind)  # checks the names
         self._steps.clip_grad_norm = options.clip_grad_norm
         self._loss = options.loss or "mean"
-        return self._take(call)
+        local_training = options.local_training
+        if local_training is not None:
+            self._steps.takes_drawn = False
+            self._steps.draws.end_round = local_training.end_round
+        return self._take(call, local_training)
 
     def exchange(
         self, call: NamedObjects, options: PrepareOptions
@@ -154,7 +164,9 @@ class Local:
         read_compression(options.compression)
         read_choice(options.buffers)
 
-    def _take(self, call: NamedObjects) -> Mapping[int, Any]:
+    def _take(
+        self, call: NamedObjects, local_training: LocalTraining | None = None
+    ) -> Mapping[int, Any]:
         for each, name in zip(call.objects, call.names, strict=True):
             if any(each is known for known in self._prepared):
                 continue  # prepared again, with another optimizer perhaps
@@ -168,11 +180,18 @@ class Local:
                 self._loaders[id(each)] = loader
         self._is_prepared = True
         if self._loaders:
-            self._watch_calls()
+            self._watch_calls(local_training)
         return self._loaders
 
-    def _watch_calls(self) -> None:
+    def _watch_calls(self, local_training: LocalTraining | None) -> None:
         """For the reports of the loaders."""
+        if local_training is not None:
+            self._steps.watch(
+                local_training.models,
+                local_training.parameters,
+                optimizer_count=local_training.optimizer_count,
+            )
+            return
         held = [each for each in self._prepared if isinstance(each, Optimizer)]
         parameters = {
             id(each): each
@@ -187,15 +206,20 @@ class Local:
         )
 
 
-class LocalSteps:
-    """Counts the steps of all optimizers of a process.
+class StepCount:
+    """Counts the steps of all optimizers of a process: a `BetweenPushes` too.
 
     Attributes:
+        rejoin_count: 0, since it can't be evicted.
+        takes_drawn: Whether a step takes what was drawn: not where local steps do.
         is_closed: Whether further steps are refused.
         clip_grad_norm: Norm that gradients are clipped to, `None` for no clipping.
         last_push: The newest step, `None` before the first.
         draws: What was drawn from loaders; each step takes what is behind it.
     """
+
+    rejoin_count = 0
+    takes_drawn = True
 
     def __init__(self, mode: str) -> None:
         self.draws = LocalDraws()
@@ -216,6 +240,22 @@ class LocalSteps:
     def refuse_closed(self) -> None:
         """Raises a `ClosedError` once the connection is closed."""
         refuse_closed(is_closed=self.is_closed)
+
+    refuse_out = refuse_closed
+
+    def arrive(self) -> None:
+        """Does nothing: nobody has trained before."""
+
+    def pull(self) -> None:
+        """Does nothing: there are no newer values."""
+
+    def is_void(self, optimizer: str) -> bool:
+        """Never: nobody else has its data."""
+        return False
+
+    def take_drawn(self, optimizer: str) -> DrawnData:
+        """The data behind a step, which counts as seen from now on."""
+        return self.draws.note_step(optimizer)
 
     def clip(self, optimizer: Optimizer) -> None:
         """Clips the gradients of an optimizer, as a job would."""
@@ -267,7 +307,8 @@ class LocalSteps:
 
     def note(self) -> None:
         """Counts one more."""
-        self.draws.note_step()
+        if self.takes_drawn:
+            self.draws.note_step()
         clock = self.clock + 1
         self.last_push = PushResult(
             outcome="applied",
@@ -293,7 +334,7 @@ def _clippable(parameter: torch.Tensor) -> torch.Tensor:
     return holder
 
 
-def attach(optimizer: Optimizer, steps: LocalSteps) -> None:
+def attach(optimizer: Optimizer, steps: StepCount) -> None:
     """Makes `optimizer.step()` take `weight=` and count in `steps`.
 
     The optimizer keeps its class and its arithmetic. A weight changes nothing, since
@@ -307,6 +348,7 @@ def attach(optimizer: Optimizer, steps: LocalSteps) -> None:
         closure: Callable[[], Any] | None = None,
         *,
         weight: float | None = None,
+        drawn: DrawnData | None = None,
         **others: Any,  # noqa: ANN401, of the user's own class
     ) -> Any:  # noqa: ANN401, what the user's own returns
         steps.refuse_closed()
@@ -339,7 +381,7 @@ def attach(optimizer: Optimizer, steps: LocalSteps) -> None:
 
 
 def _clipping(
-    optimizer: Optimizer, closure: Callable[[], Any], steps: LocalSteps
+    optimizer: Optimizer, closure: Callable[[], Any], steps: StepCount
 ) -> Callable[[], Any]:
     """A closure that also clips the gradients it makes."""
 

@@ -119,6 +119,7 @@ class EpochLeases:
         rejoin_count = self._source.rejoin_count
         if not self.are_out:
             return True
+        self._source.end_round()
         if rejoin_count != self._source.rejoin_count:
             return False
         before = self._source.work.enter(Activity.IDLE)  # others have the data

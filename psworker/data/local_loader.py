@@ -1,7 +1,7 @@
 """The loader of a process that trains alone: the user's own, with a report."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Self
@@ -14,6 +14,7 @@ from psworker.data.batch_tensors import BatchTensors
 from psworker.data.counted import is_split_by_user, is_stream, pass_epoch_on
 from psworker.data.pending import PendingData
 from psworker.data.user_loader import PreparedLoader, noting
+from psworker.transport.values import DrawnData
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -62,10 +63,16 @@ class EpochDraws:
 
 
 class LocalDraws:
-    """Batches of all loaders, until a step takes those that are behind its gradient."""
+    """Batches of all loaders, until a step takes those that are behind its gradient.
+
+    Attributes:
+        pending: What was drawn, and no step took.
+        end_round: Called when a loader has no more, as in a job.
+    """
 
     def __init__(self) -> None:
         self.pending = PendingData()
+        self.end_round: Callable[[], None] = lambda: None
         self._epochs: WeakValueDictionary[int, EpochDraws] = WeakValueDictionary()
         self._numbers = count()
 
@@ -82,13 +89,15 @@ class LocalDraws:
         where = DataRange(loader, epoch.number, position, position + 1)
         self.pending.draw(size, where, memory=BatchTensors(batch))
 
-    def note_step(self) -> None:
+    def note_step(self, optimizer: str = "") -> DrawnData:
         """A step took what is behind its gradient."""
-        for taken in self.pending.take().ranges:
+        drawn = self.pending.take(optimizer)
+        for taken in drawn.ranges:
             epoch = self._epochs.get(taken.epoch)
             if epoch is not None:
                 epoch.stepped.add(taken.start)
         self.pending.unreported.take()  # to nobody
+        return drawn
 
 
 class LocalLoader(PreparedLoader):
@@ -153,6 +162,8 @@ class LocalLoader(PreparedLoader):
 
     def _end(self, number: int, epoch: EpochDraws) -> None:
         self._draws.pending.end(self._name)
+        if not self._draws.pending.has_ahead(self._name):
+            self._draws.end_round()
         self._report, self._ended = None, (number, epoch)
         _ = self.report  # as of now, if nothing is to come
 

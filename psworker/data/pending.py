@@ -9,7 +9,7 @@ draw, autograd's note backward passes, and reports may fail on the event loop's.
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -21,25 +21,9 @@ from psworker.data.drawn_batches import (
     CallInputs,
     DrawnBatches,
 )
+from psworker.transport.values import DrawnData
 
 logger: Final = logging.getLogger("psworker")
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnData:
-    """What one push carries.
-
-    Attributes:
-        sample_count: Samples behind the gradient, `None` when no loader counted.
-        ranges: Leased ranges the samples came from.
-        is_of_lost: Whether some of the gradient is of batches that others have now.
-        continues_batch: Whether it is a further step on the batch of the push before.
-    """
-
-    sample_count: int | None
-    ranges: tuple[DataRange, ...]
-    is_of_lost: bool = False
-    continues_batch: bool = False
 
 
 class UnreportedData:
@@ -217,6 +201,14 @@ class PendingData:
         with self._lock:
             self._look()
             self._skip(self._batches.give_up(loader))
+
+    @property
+    def is_of_lost(self) -> bool:
+        """Whether the gradient that is there is of batches that others have now."""
+        with self._lock:
+            return any(
+                each.is_trained and each.is_lost for each in self._batches.waiting
+            )
 
     def goes_on(self, optimizer: str) -> bool:
         """Whether a step of an optimizer goes on with the batch of the one before."""

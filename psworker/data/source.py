@@ -105,6 +105,10 @@ class DataSource(SampleCount, Protocol):
         """Done once the next clock waits for nobody but workers without data."""
         ...
 
+    def end_round(self) -> None:
+        """There is no more data for now: pushes what local steps have trained."""
+        ...
+
     def push_nothing(self) -> None:
         """Pushes weight 0 for the next clock, and pulls."""
         ...

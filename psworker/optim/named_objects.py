@@ -13,6 +13,7 @@ OPTIONS: Final = (
     "compression",
     "loss",
     "differential_privacy",
+    "strategy",
 )
 """What `prepare` takes by keyword that is no name of an object."""
 

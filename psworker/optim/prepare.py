@@ -1,10 +1,11 @@
 """Sorts what a user hands to `prepare`, and puts it in terms of the job."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
+import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -39,12 +40,47 @@ KINDS: Final[Mapping[str, type[Any]]] = MappingProxyType(
 """Kinds of objects that have names in a job, by what the names begin with."""
 
 
+class LocalTraining(Protocol):
+    """Local steps of a script, between which the job's own objects are stepped.
+
+    Attributes:
+        models: What the script trains, in the place of what the job does.
+        parameters: What its optimizers have of these.
+        optimizer_count: How many these are.
+    """
+
+    models: Sequence[nn.Module]
+    parameters: Sequence[torch.Tensor]
+    optimizer_count: int
+
+    def start_over(self) -> None:
+        """The worker has joined anew: its models begin with the job's values."""
+        ...
+
+    def end_round(self) -> None:
+        """There is no more data for now: pushes what was trained and not pushed."""
+        ...
+
+    def contribute(self, push_nothing: Callable[[], None]) -> None:
+        """The job waits for a push of this worker, which has no data.
+
+        Args:
+            push_nothing: Makes one of weight 0.
+        """
+        ...
+
+    def before_draw(self) -> None:
+        """The script asks for a batch."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
     """What `prepare` takes beside objects, as the script has passed it.
 
     Attributes:
         calls: Calls of the script, of which a step is one.
+        local_training: What steps the job's objects, `None` for the script itself.
     """
 
     clip_grad_norm: float | None = None
@@ -54,6 +90,7 @@ class PrepareOptions:
     loss: str | None = None
     differential_privacy: DifferentialPrivacy | None = None
     calls: UserCalls = field(default_factory=UserCalls)
+    local_training: LocalTraining | None = None
 
 
 @dataclass(frozen=True, slots=True)

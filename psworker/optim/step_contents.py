@@ -8,7 +8,7 @@ import torch
 from pswire.leased_data import DataRange
 from pswire.schema import OptimizerSpec
 from psworker.optim.optimizer_state import States
-from psworker.transport.values import PushTrailer
+from psworker.transport.values import DrawnData, PushTrailer
 
 Groups = tuple[tuple[float, ...], ...]
 
@@ -42,6 +42,7 @@ class OptimizerStep:
         scale: Loss scale that the gradient still carries.
         is_awaited: Whether the script needs the result before it goes on.
         averaged_over: Processes over which a gradient that is to be a sum was averaged.
+        drawn: Data behind it, `None` for what was drawn since the last one.
     """
 
     spec: OptimizerSpec
@@ -54,6 +55,7 @@ class OptimizerStep:
     scale: torch.Tensor | None = None
     is_awaited: bool = False
     averaged_over: int = 1
+    drawn: DrawnData | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

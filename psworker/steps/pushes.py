@@ -338,6 +338,25 @@ class MemberPushes:
                 "again yet"
             )
 
+    def refuse_closed(self) -> None:
+        """Raises a `ClosedError` once the connection is closed."""
+        self._refuse_closed()
+
+    def pull(self) -> None:
+        """Pulls the newest values, of a worker that does not push meanwhile.
+
+        Raises:
+            StepTimeoutError: They did not come in time.
+        """
+        self.calls.run(_NEXT, self._as_member, self._pull)
+
+    def _pull(self, clock: int) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        pull = Pull(self.generation, clock)
+        pull_values(self._loop, self._session, self._store, pull, deadline)
+        self._guard.note()
+        self._buffers.note_written(self._store)
+
     def _refuse_closed(self) -> None:
         refuse_closed(is_closed=self._is_closed)
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 from pswire import failpoints
 from pswire.activity import Activity
 from psworker import fork_guard
-from psworker.data.pending import DrawnData, PendingData
+from psworker.data.pending import PendingData
 from psworker.errors import (
     ConfigurationError,
     EvictedError,
@@ -32,6 +32,7 @@ from psworker.steps.model_hooks import ModelHooks
 from psworker.steps.publishing import Publisher
 from psworker.steps.pushes import READING
 from psworker.steps.sending import Sending
+from psworker.transport.values import DrawnData
 
 logger: Final = logging.getLogger("psworker")
 
@@ -101,7 +102,8 @@ class Stepper(Publisher):
 
     def _step(self, wanted: OptimizerStep) -> PushResult | None:
         """As `step`, which sees to errors that are none of psworker's."""
-        if wanted.load is None and self.is_void(wanted.spec.name):
+        is_batch = wanted.load is None and wanted.drawn is None
+        if is_batch and self.is_void(wanted.spec.name):
             return self.last_push
         if (result := self._open(wanted, takes_data=True)) is not None:
             return result
@@ -138,7 +140,7 @@ class Stepper(Publisher):
         loss_scale = 1.0 if scale is None else gradients.unscale(held, scale)
         loss_scale /= wanted.averaged_over
         self._spent.note(held)
-        drawn = self.pending.take(wanted.spec.name)
+        drawn = wanted.drawn or self.pending.take(wanted.spec.name)
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
         self._new_sample_count = _new_samples(drawn, wanted.weight)

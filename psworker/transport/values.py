@@ -36,6 +36,23 @@ class JoinAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawnData:
+    """Data that a push carries.
+
+    Attributes:
+        sample_count: Samples behind the gradient, `None` when no loader counted.
+        ranges: Leased ranges the samples came from.
+        is_of_lost: Whether some of the gradient is of batches that others have now.
+        continues_batch: Whether it is a further step on the batch of the push before.
+    """
+
+    sample_count: int | None
+    ranges: tuple[DataRange, ...]
+    is_of_lost: bool = False
+    continues_batch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ShardAddress:
     """Where a shard is reached; the address is empty while it is missing."""
 

@@ -9,11 +9,11 @@ from psserver.coordinator.core.data.ledger import DataLedger
 from pswire.leased_data import DataRange, DataReport
 from pswire.membership import WorkerKey
 from psworker.data import Lease, LeaseRequest
-from psworker.data.pending import DrawnData, PendingData
+from psworker.data.pending import PendingData
 from psworker.data.source import part_in_rounds
 from psworker.errors import EvictedError
 from psworker.event_loop import LoopFuture
-from psworker.transport.values import EpochRequest
+from psworker.transport.values import DrawnData, EpochRequest
 from psworker.work_log import WorkLog
 
 if TYPE_CHECKING:
@@ -150,6 +150,9 @@ class LedgerSource:
 
     def holders(self) -> str:
         return ""
+
+    def end_round(self) -> None:
+        """It takes no local steps."""
 
     def push_nothing(self) -> None:
         self.empty_push_count += 1

@@ -62,6 +62,7 @@ IN_A_SCRIPT = [
     "privacy.md",
     "psctl.md",
     "sparse.md",
+    "strategies.md",
 ]
 """Pages whose blocks are parts of a script, such as one call of `prepare`."""
 
@@ -122,7 +123,7 @@ def test_the_parts_of_a_script_that_a_page_shows_run(
     examples = list(page.examples())
     assert examples
     with ExitStack() as opened:
-        if name == "privacy.md":  # which connects, and needs a job that counts
+        if name in ("privacy.md", "strategies.md"):  # which connect to a job
             job = opened.enter_context(Job(tmp_path))
             monkeypatch.setenv("PS_COORDINATOR", job.address)
         else:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.optim import Optimizer
 
@@ -16,6 +16,7 @@ from psworker.backends.backend import (
     GROUP_PUBLISH_TEXT,
     GROUP_REWIND_TEXT,
     GROUP_STATE_TEXT,
+    GROUP_STRATEGY_TEXT,
     WorkerPlace,
 )
 from psworker.backends.host.messages import AwaitTurn
@@ -113,8 +114,15 @@ class Host:
         """What this process does; that of the leader is reported."""
         return self._work
 
+    @property
+    def between_pushes(self) -> NoReturn:
+        """Refused: its pushes are those of all its processes."""
+        raise UnsupportedError(GROUP_STRATEGY_TEXT)
+
     def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
         """Meets the other processes, and joins the job with them as one worker."""
+        if options.local_training is not None:
+            raise UnsupportedError(GROUP_STRATEGY_TEXT)
         given = sort_objects(call, options)
         _refuse_unsupported(given, overlap=options.overlap)
         link = HostDataLink(self._work)
@@ -283,6 +291,9 @@ class HostDataLink:
     def holders(self) -> str:
         """Empty: only the process that leads knows what the coordinator sends of it."""
         return ""
+
+    def end_round(self) -> None:
+        """It takes no local steps."""
 
     def push_nothing(self) -> None:
         """Takes part in the group's next push with weight 0."""

@@ -21,10 +21,13 @@ def test_the_public_names_are_the_documented_ones_and_all_errors() -> None:
         "Connection",
         "DifferentialPrivacy",
         "LocalConnection",
+        "LocalSteps",
+        "Progress",
         "PushResult",
         "Rewind",
         "Snapshot",
         "SnapshotReader",
+        "Strategy",
         "WorkerConnection",
         "connect",
     }

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 from pswire.optimizer_classes import class_named
 from pswire.optimizers import SUPPORTED
 from pswire.reasons import Refusal
-from psworker.backends.local import LocalSteps, attach
+from psworker.backends.local import StepCount, attach
 from psworker.errors import (
     ConfigurationError,
     OptimizerUnsupportedError,
@@ -71,7 +71,7 @@ def profiled(optimizer: Any) -> None:  # noqa: ANN401
 
 
 def prepared_alone(optimizer: torch.optim.Optimizer) -> None:
-    attach(optimizer, LocalSteps("local"))
+    attach(optimizer, StepCount("local"))
 
 
 @pytest.mark.parametrize("wrap", [scheduled, compiled, profiled, prepared_alone])

@@ -1,0 +1,88 @@
+"""What a worker that takes local steps asks of what trains it, between two pushes."""
+
+from typing import Protocol
+
+from psworker.data.pending import PendingData
+from psworker.member.session import Session
+from psworker.steps.stepper import Stepper
+from psworker.transport.values import DrawnData
+
+
+class BetweenPushes(Protocol):
+    """A worker from one push to the next. In the script's thread."""
+
+    @property
+    def rejoin_count(self) -> int:
+        """How often the worker was evicted and has joined again."""
+        ...
+
+    def refuse_out(self) -> None:
+        """Checks that the worker is in the job, as far as it knows.
+
+        Raises:
+            ClosedError: The connection is closed.
+        """
+        ...
+
+    def arrive(self) -> None:
+        """The script takes its first step since it has joined.
+
+        Ends what is pushed for it until then, and pulls the newest values.
+
+        Raises:
+            StepTimeoutError: A clock that is open is not complete in time.
+        """
+        ...
+
+    def pull(self) -> None:
+        """Pulls the newest values.
+
+        Raises:
+            StepTimeoutError: They did not come in time.
+        """
+        ...
+
+    def is_void(self, optimizer: str) -> bool:
+        """Whether a step would be of data that is not this worker's any more."""
+        ...
+
+    def take_drawn(self, optimizer: str) -> DrawnData:
+        """The data behind a step that an optimizer has just taken."""
+        ...
+
+
+class JobBetweenPushes:
+    """That of a worker of a job."""
+
+    def __init__(
+        self, stepper: Stepper, session: Session, pending: PendingData
+    ) -> None:
+        self._stepper = stepper
+        self._session = session
+        self._pending = pending
+
+    @property
+    def rejoin_count(self) -> int:
+        """How often the worker was evicted and has joined again."""
+        return self._stepper.rejoin_count
+
+    def refuse_out(self) -> None:
+        """Checks that the connection is open."""
+        self._stepper.refuse_closed()
+
+    def arrive(self) -> None:
+        """Has the script set back if the job has returned to a checkpoint, first."""
+        self._session.rewinds.end()
+        self._stepper.pull()
+
+    def pull(self) -> None:
+        """Pulls the newest values."""
+        self._stepper.pull()
+
+    def is_void(self, optimizer: str) -> bool:
+        """By its batch, or because the job has returned since it was drawn."""
+        return self._pending.is_of_lost or self._stepper.is_void(optimizer)
+
+    def take_drawn(self, optimizer: str) -> DrawnData:
+        """The data behind a step that an optimizer has just taken."""
+        return self._pending.take(optimizer)

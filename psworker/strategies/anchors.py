@@ -1,0 +1,220 @@
+"""The job's values in a worker that takes local steps: the anchor of its models.
+
+A *twin* stands for each model in the job: bare modules with the same names, ties,
+tensors and buffers. Its parameters hold the newest values of the job. What an inner
+optimizer has is pushed and taken by a strategy; buffers, and parameters that no
+optimizer has, are the same in both, as in a job without local steps.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pswire.schema import EntryKind
+from psworker.errors import ConfigurationError
+from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_policies
+from psworker.optim.declared_tensors import refuse_shared_memory, warn_of_extra_state
+from psworker.optim.model_schema import bind_models
+from psworker.strategies.strategy import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Parameters that are pushed together.
+
+    Attributes:
+        anchor: The twins' parameters: the job's values.
+        local: The worker's own, in the same order.
+    """
+
+    anchor: list[torch.Tensor]
+    local: list[torch.Tensor]
+
+    def set_gradients(self, pushed: Tensors) -> None:
+        """Puts what a strategy pushes where the outer optimizer looks for it."""
+        for parameter, gradient in zip(self.anchor, pushed, strict=True):
+            parameter.grad = gradient
+
+    def clear_gradients(self) -> None:
+        """Forgets what was pushed."""
+        for parameter in self.anchor:
+            parameter.grad = None
+
+
+class Anchors:
+    """The twins of a worker's models.
+
+    Attributes:
+        models: The twins, by `id()` of the user's model.
+        fragments: What inner optimizers have, in as many parts as asked for.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        optimizers: Iterable[Optimizer],
+        *,
+        fragment_count: int,
+        buffers: BufferChoice,
+    ) -> None:
+        """Makes twins with the models' values.
+
+        Args:
+            models: The user's, by name.
+            optimizers: The inner ones.
+            fragment_count: In how many parts parameters are pushed.
+            buffers: What becomes of buffers, as `prepare` takes it.
+
+        Raises:
+            ConfigurationError: A model can't be in a job, or an optimizer has a
+                parameter of another one.
+            UnsupportedError: A tensor can't be sent.
+        """
+        own = bind_models(models)
+        policies = choose_policies(own, buffers)
+        refuse_shared_memory(own.schema.entries, own.tensors, policies)
+        warn_of_extra_state(own.models)
+        made: dict[int, nn.Module] = {}
+        copies: dict[int, torch.Tensor] = {}
+        twins = {
+            name: _twin_of(each, made, copies) for name, each in own.models.items()
+        }
+        self.models = {id(models[name]): twin for name, twin in twins.items()}
+        anchor = bind_models(twins).tensors
+        indexes = own.index_of_tensors()
+        held = set(_held_indexes(optimizers, indexes))
+        entries = own.schema.entries
+        held -= {i for i in held if entries[i].kind is not EntryKind.PARAMETER}
+        ordered = sorted(held)
+        self.fragments = [
+            Fragment([anchor[i] for i in part], [own.tensors[i] for i in part])
+            for part in _parts(
+                ordered, [anchor[i].numel() for i in ordered], fragment_count
+            )
+        ]
+        self._followed = [
+            (own.tensors[index], anchor[index])
+            for index in range(len(anchor))
+            if index not in held and policies.get(index) is not BufferPolicy.LOCAL
+        ]
+        # Of parameters: a forward pass may change a buffer and not count it.
+        self._versions: dict[int, int] = {}
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The worker's own, of all fragments."""
+        return [each for fragment in self.fragments for each in fragment.local]
+
+    def send_followed(self) -> None:
+        """Copies buffers, and parameters without an optimizer, into the twins."""
+        versions = self._versions
+        _copy(
+            (anchor, own)
+            for own, anchor in self._followed
+            if versions.get(id(own)) != own._version
+            or not isinstance(own, nn.Parameter)
+        )
+        self._note_versions()
+
+    def take_followed(self) -> None:
+        """Copies them back from the twins, which have the job's."""
+        _copy(self._followed)
+        self._note_versions()
+
+    def start_over(self) -> None:
+        """Makes all values of the worker those of the job."""
+        with torch.no_grad():
+            for fragment in self.fragments:
+                fragment.clear_gradients()
+                torch._foreach_copy_(fragment.local, fragment.anchor)
+        self.take_followed()
+
+    def _note_versions(self) -> None:
+        self._versions = {id(own): own._version for own, _ in self._followed}
+
+
+def _copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copies the second of each pair into the first."""
+    with torch.no_grad():
+        for into, source in pairs:
+            into.copy_(source)
+
+
+def _twin_of(
+    module: nn.Module, made: dict[int, nn.Module], copies: dict[int, torch.Tensor]
+) -> nn.Module:
+    """A bare module with copies of a module's tensors, and of those within it.
+
+    It has the name of the user's class, by which workers compare their models.
+    """
+    if id(module) in made:
+        return made[id(module)]
+    twin: nn.Module = type(type(module).__qualname__, (nn.Module,), {})()
+    made[id(module)] = twin
+    for name, parameter in module._parameters.items():
+        twin.register_parameter(name, _copied(parameter, copies))  # type: ignore[arg-type]
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            twin.register_buffer(name, _copied(buffer, copies))
+    for name, child in module._modules.items():
+        twin.add_module(name, None if child is None else _twin_of(child, made, copies))
+    return twin
+
+
+def _copied(
+    tensor: torch.Tensor | None, copies: dict[int, torch.Tensor]
+) -> torch.Tensor | None:
+    if tensor is None:
+        return None
+    if id(tensor) not in copies:
+        copy = tensor.detach().clone()
+        if isinstance(tensor, nn.Parameter):
+            copy = nn.Parameter(copy, requires_grad=tensor.requires_grad)
+        copies[id(tensor)] = copy
+    return copies[id(tensor)]
+
+
+def _held_indexes(
+    optimizers: Iterable[Optimizer], indexes: Mapping[int, int]
+) -> Iterable[int]:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                index = indexes.get(id(parameter))
+                if index is None:
+                    raise ConfigurationError(
+                        f"a {type(optimizer).__name__} holds a parameter of shape "
+                        f"{list(parameter.shape)} that belongs to no model given to "
+                        "prepare(); pass every model that the optimizer updates, and "
+                        "build the optimizer after the model was moved or replaced"
+                    )
+                yield index
+
+
+def _parts(indexes: list[int], sizes: list[int], count: int) -> list[list[int]]:
+    """Neighbours together, in parts of about as many elements each."""
+    if count > len(indexes):
+        raise ConfigurationError(
+            f"a model of {len(indexes)} trained parameters does not go into {count} "
+            "fragments: ask for fewer"
+        )
+    parts: list[list[int]] = []
+    left, left_size = list(zip(indexes, sizes, strict=True)), sum(sizes)
+    for place in range(count, 0, -1):
+        part: list[int] = []
+        size = 0
+        # At least one, and so many that each part to come has one.
+        while (
+            left
+            and len(left) >= place
+            and (not part or place == 1 or size + left[0][1] / 2 <= left_size / place)
+        ):
+            index, each = left.pop(0)
+            part.append(index)
+            size += each
+        left_size -= size
+        parts.append(part)
+    return parts

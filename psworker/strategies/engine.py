@@ -1,0 +1,335 @@
+"""Carries a strategy out: the hooks on a script's own optimizer, its pushes and takes.
+
+Everything a job does, it does for the twins of the script's models: from below, a
+worker with local steps is one that steps an outer optimizer now and then.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from psworker.backends.backend import Backend
+from psworker.errors import ConfigurationError, PsError, UnsupportedError
+from psworker.optim.checks import check_objects
+from psworker.optim.named_objects import NamedObjects
+from psworker.optim.prepare import KINDS, PrepareOptions
+from psworker.strategies.anchors import Anchors
+from psworker.strategies.rounds import Progress, Rounds, Sent, fragment_in_turn
+from psworker.strategies.strategy import Strategy
+from psworker.transport.values import DrawnData
+
+logger: Final = logging.getLogger("psworker")
+
+OUTER_NAME: Final = "outer"
+"""Of the outer optimizer in the job; of fragment 1 of several `outer.1`."""
+
+
+class Engine:
+    """Trains a script's models with local steps: an `optim.prepare.LocalTraining`.
+
+    In the script's thread. A push is made within the step of the inner optimizer that
+    ends a round; where that raises, the next step makes it again first.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        backend: Backend,
+        call: NamedObjects,
+        options: PrepareOptions,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Joins a job, with the twins of the models of a call of `prepare`.
+
+        Args:
+            strategy: What to do.
+            backend: What trains the twins.
+            call: Objects of the script.
+            options: What else `prepare` was given.
+            now: A clock that only goes on, in seconds.
+
+        Raises:
+            PsError: As `Connection.prepare`.
+        """
+        _refuse_options(options)
+        check_objects(call)
+        self._strategy = strategy
+        self._backend = backend
+        self._now = now
+        models = call.of_kind("model", nn.Module)
+        optimizers: dict[str, Optimizer] = call.of_kind("optimizer", KINDS["optimizer"])
+        self._names = {id(each): name for name, each in optimizers.items()}
+        self._anchors = Anchors(
+            models,
+            optimizers.values(),
+            fragment_count=strategy.fragment_count,
+            buffers=options.buffers,
+        )
+        self._rounds = Rounds(strategy.fragment_count, strategy.taken_after)
+        self._is_new = False  # no local step was taken since the worker has joined
+        self._is_closed = False
+        self._counts_samples = False
+        self._samples_of_others = 0.0  # behind steps of the further optimizers
+        self._weight = 0.0  # of the push under way
+        self._stepped_at = 0.0
+        self._compute_s = 0.0
+        self._exchange_s = 0.0
+        self.models: Sequence[nn.Module] = tuple(models.values())
+        self.parameters: Sequence[torch.Tensor] = self._anchors.parameters
+        self.optimizer_count = len(optimizers)
+        outers = [strategy.outer(each.anchor) for each in self._anchors.fragments]
+        replaced = backend.join(
+            self._twins_of(call, outers), replace(options, local_training=self)
+        )
+        self._loaders = {
+            id(each): replaced[id(each)]
+            for each in call.objects
+            if id(each) in replaced
+        }
+        self._worker = backend.between_pushes
+        self._rejoin_count = self._worker.rejoin_count
+        self._outers: list[Any] = [replaced.get(id(each), each) for each in outers]
+        self.start_over()
+        for position, optimizer in enumerate(optimizers.values()):
+            optimizer.register_step_pre_hook(partial(self._before_step, position))
+            optimizer.register_step_post_hook(partial(self._after_step, position))
+
+    @property
+    def replaced(self) -> Mapping[int, Any]:
+        """What `prepare` returns in the place of an object, by its `id()`."""
+        return self._loaders
+
+    def _twins_of(self, call: NamedObjects, outers: list[Optimizer]) -> NamedObjects:
+        """What the job is to train, in the place of the script's objects."""
+        given = call.replaced(self._anchors.models)
+        given = given.without(lambda each: not isinstance(each, nn.Module | DataLoader))
+        names = [OUTER_NAME]
+        if len(outers) > 1:
+            names = [f"{OUTER_NAME}.{number}" for number in range(len(outers))]
+        if taken := {*names, OUTER_NAME} & {*given.names}:
+            raise ConfigurationError(
+                f"{taken.pop()!r} is the name of the outer optimizer of a strategy: "
+                "give prepare() the object under another name"
+            )
+        return NamedObjects((*given.objects, *outers), (*given.names, *names))
+
+    # What the backend calls: an `optim.prepare.LocalTraining`
+
+    def start_over(self) -> None:
+        """The worker has joined, or joined anew: it goes on from the job's values."""
+        self._rounds.start_over()
+        self._samples_of_others = 0.0
+        self._is_new = True
+        self._anchors.start_over()
+
+    def end_round(self) -> None:
+        """There is no more data for now: pushes what was trained, whoever waits."""
+        self._finish_push()
+        for _ in self._anchors.fragments:
+            if self._rounds.is_clean:
+                return
+            self._push()
+
+    def contribute(self, push_nothing: Callable[[], None]) -> None:
+        """The job waits for a push of this worker, which has no data.
+
+        Args:
+            push_nothing: Makes one of weight 0.
+        """
+        self._finish_push()
+        if not self._rounds.is_clean:
+            self._push()
+            return
+        push_nothing()
+        if not self._rejoined():
+            for fragment in range(len(self._anchors.fragments)):
+                self._take(fragment)
+            self._anchors.take_followed()
+
+    def before_draw(self) -> None:
+        """The script asks for a batch."""
+
+    def close(self) -> None:
+        """Pushes what was trained and not pushed: the script is done."""
+        if self._is_closed or self._backend.is_out:
+            return
+        self._is_closed = True
+        try:
+            self.end_round()
+        except PsError as error:
+            # The script is done, and an error now would hide that.
+            logger.warning(
+                "the last %d local steps of worker %s could not be pushed, and count "
+                "for nothing; their data goes to the other workers: %s",
+                self._rounds.work_behind(0).step_count,
+                self._backend.place.worker_id,
+                error,
+            )
+
+    # The hooks of the inner optimizers
+
+    def _before_step(
+        self, position: int, optimizer: Optimizer, args: object, kwargs: object
+    ) -> None:
+        self._worker.refuse_out()
+        self._finish_push()
+        self._rejoined()
+        is_void = self._worker.is_void(self._names[id(optimizer)])
+        if self._is_new and not is_void:
+            self._worker.arrive()
+            self._anchors.start_over()
+            self._is_new = False
+        if is_void:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None  # the step then changes nothing
+            return
+        with torch.no_grad():
+            for fragment in self._anchors.fragments:
+                self._strategy.before_step(fragment.local, fragment.anchor)
+
+    def _after_step(
+        self, position: int, optimizer: Optimizer, args: object, kwargs: object
+    ) -> None:
+        drawn = self._worker.take_drawn(self._names[id(optimizer)])
+        if drawn.is_of_lost or self._is_new:
+            return
+        self._counts_samples |= drawn.sample_count is not None
+        sample_count = drawn.sample_count or 0.0
+        if position:
+            self._samples_of_others += sample_count
+            self._rounds.hold(drawn.ranges)
+            return
+        if not self._counts_samples:
+            sample_count = 1.0
+        before, self._stepped_at = self._stepped_at, self._now()
+        if before:
+            self._compute_s = self._stepped_at - before
+        self._rounds.note_step(sample_count + self._samples_of_others, drawn.ranges)
+        self._samples_of_others = 0.0
+        if self._strategy.is_due(self._progress()):
+            self._push()
+
+    # Pushes
+
+    def _progress(self) -> Progress:
+        rounds, place = self._rounds, self._backend.place
+        fragment = self._next_fragment()
+        return Progress(
+            fragment=fragment,
+            work=rounds.work_behind(fragment),
+            steps_since_push=rounds.steps_since_push,
+            total_step_count=rounds.total_step_count,
+            push_count=rounds.push_count,
+            clock=place.clock + 1,
+            rank=place.rank or 0,
+            worker_count=place.worker_count,
+            compute_s=self._compute_s,
+            exchange_s=self._exchange_s,
+        )
+
+    def _next_fragment(self) -> int:
+        return fragment_in_turn(
+            self._backend.place.clock + 1, len(self._anchors.fragments)
+        )
+
+    def _push(self) -> None:
+        """Pushes the next fragment, and takes what comes back."""
+        progress = self._progress()
+        fragment = self._anchors.fragments[progress.fragment]
+        if self._strategy.pulls_first:
+            self._worker.pull()
+            if self._rejoined():
+                return
+        with torch.no_grad():
+            pushed = self._strategy.push(fragment.anchor, fragment.local)
+        fragment.set_gradients(pushed)
+        self._anchors.send_followed()
+        self._weight = float(self._strategy.weight(progress))
+        self._deliver(self._rounds.begin(progress.fragment))
+
+    def _finish_push(self) -> None:
+        """Makes a push again that an error has ended."""
+        sent = self._rounds.sent
+        if sent is not None:
+            self._deliver(sent)
+
+    def _deliver(self, sent: Sent) -> None:
+        begun_at = self._now()
+        drawn = DrawnData(round(sent.work.sample_count), sent.ranges)
+        self._outers[sent.fragment].step(weight=self._weight, drawn=drawn)
+        self._stepped_at = self._now()
+        self._exchange_s = self._stepped_at - begun_at
+        self._anchors.fragments[sent.fragment].clear_gradients()
+        if self._rejoined():
+            return
+        self._rounds.settle(has_counted=True)
+        self._take(self._rounds.take())
+        self._anchors.take_followed()
+
+    def _take(self, fragment: int) -> None:
+        taken = self._anchors.fragments[fragment]
+        with torch.no_grad():
+            self._strategy.take(taken.local, taken.anchor)
+
+    def _rejoined(self) -> bool:
+        """Whether the worker has joined anew, and begins again from the anchor."""
+        count = self._worker.rejoin_count
+        if count == self._rejoin_count:
+            return False
+        self._rejoin_count = count
+        self.start_over()
+        return True
+
+
+def refuse_again(*, is_first: bool) -> None:
+    """Checks that `prepare` is called once where there is a strategy.
+
+    Raises:
+        ConfigurationError: It was called before.
+    """
+    if not is_first:
+        raise ConfigurationError(
+            "prepare() takes a strategy in its first call, and is called once then: "
+            "the optimizer is the script's own, and can be replaced only with another "
+            "connection"
+        )
+
+
+def _refuse_options(options: PrepareOptions) -> None:
+    """Checks that nothing is asked for that makes no sense with local steps.
+
+    Raises:
+        UnsupportedError: Something is, with what to do instead.
+    """
+    if options.overlap:
+        raise UnsupportedError(
+            "overlap=True sends gradients during backward(), and a strategy pushes "
+            "after local steps: leave overlap out; a strategy with taken_after "
+            "pushes beside the next steps"
+        )
+    if options.clip_grad_norm is not None:
+        raise UnsupportedError(
+            "clip_grad_norm clips what the job applies, which with a strategy is no "
+            "gradient: leave it out, and clip before the step with "
+            "torch.nn.utils.clip_grad_norm_"
+        )
+    if options.loss == "sum":
+        raise UnsupportedError(
+            'loss="sum" adds up the gradients of all workers, and with a strategy '
+            "each worker steps by itself: leave it out"
+        )
+    if options.differential_privacy is not None:
+        raise UnsupportedError(
+            "differential_privacy makes gradients private that are pushed, and a "
+            "strategy pushes what local steps have changed: leave one of them out"
+        )

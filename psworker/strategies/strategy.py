@@ -1,0 +1,111 @@
+"""What a strategy of local steps answers; a paper's algorithm is a subclass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from psworker.strategies.rounds import Progress
+
+Tensors = Sequence[torch.Tensor]
+"""Parameters of one fragment of the model, or what is computed of them, in order."""
+
+InnerState = Literal["keep", "reset", "average"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A round, and whose part in it is asked for.
+
+    Attributes:
+        clock: Clock that the round completes.
+        rank: The worker's place in the job.
+        worker_count: Workers of the job.
+    """
+
+    clock: int
+    rank: int
+    worker_count: int
+
+
+class Strategy:
+    """How a worker trains by itself for some steps, and what it shares with the job.
+
+    A script's own optimizer takes its steps in the worker, here the *inner* one. The
+    job trains the *anchor*: values of the same names and shapes, which an *outer*
+    optimizer updates on the shards. After some local steps the worker pushes a tensor
+    for each parameter, as if it were a gradient; the shards take their mean over the
+    workers, weighted, and step the outer optimizer with it; the worker takes what it
+    wants of the new anchor. By default that is local SGD, or model averaging: the
+    difference from the anchor, an outer SGD of rate 1, and all of the new anchor.
+
+    To make one, subclass this and override what differs: see docs/strategies.md.
+    Methods are called in the script's thread, without gradients being recorded, and
+    with tensors of one fragment each time.
+
+    Attributes:
+        fragment_count: In how many parts, which take turns, the model is pushed.
+        taken_after: Local steps from a push to taking what comes back; 0 to wait for
+            it within the step.
+        pulls_first: Whether the anchor is pulled anew just before `push` is asked.
+        inner_state: What becomes of the inner optimizer's state at each round: it is
+            kept, reset, or averaged over the workers.
+        modes: Modes of a job that it works in.
+    """
+
+    fragment_count: int = 1
+    taken_after: int = 0
+    pulls_first: bool = False
+    inner_state: InnerState = "keep"
+    modes: ClassVar[tuple[str, ...]] = ("bsp", "ssp", "asp")
+
+    def outer(self, parameters: Tensors) -> torch.optim.Optimizer:
+        """The optimizer that the shards run with what is pushed.
+
+        Args:
+            parameters: Those of one fragment of the anchor.
+
+        Returns:
+            One of torch's that shards can run, as `prepare` takes it.
+        """
+        return torch.optim.SGD(parameters, lr=1.0)
+
+    def is_due(self, progress: Progress) -> bool:
+        """Whether to push now, after a local step."""
+        raise NotImplementedError(
+            f"{type(self).__name__} says not when to push: give it is_due(progress), "
+            "as in `return progress.step_count >= 50`"
+        )
+
+    def push(self, anchor: Tensors, local: Tensors) -> Tensors:
+        """What is pushed, in the place of a gradient; by default `anchor - local`.
+
+        May change `local` in place, as an elastic force does.
+
+        Args:
+            anchor: The job's values, as this worker has them.
+            local: The worker's own parameters.
+
+        Returns:
+            A new tensor for each parameter, of its shape and dtype.
+        """
+        return torch._foreach_sub(list(anchor), list(local))
+
+    def weight(self, progress: Progress) -> float:
+        """How much the push counts in a mean; by default the samples behind it."""
+        return float(progress.sample_count)
+
+    def take(self, local: Tensors, anchor: Tensors) -> None:
+        """Takes what comes back into `local`, in place; by default all of `anchor`."""
+        torch._foreach_copy_(list(local), list(anchor))
+
+    def before_step(self, local: Tensors, anchor: Tensors) -> None:
+        """Called before each local step, when gradients are there; may change them."""
+
+    def takes_part(self, turn: Turn) -> bool:
+        """Whether a worker trains in a round; all workers must answer alike.
+
+        One that does not pushes nothing, and takes the new anchor.
+        """
+        return True
