@@ -19,6 +19,7 @@ def test_the_public_names_are_the_documented_ones_and_all_errors() -> None:
     assert set(psworker.__all__) == error_names | {
         "Compression",
         "Connection",
+        "DelayedNesterov",
         "DifferentialPrivacy",
         "LocalConnection",
         "LocalSteps",
