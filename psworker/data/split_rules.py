@@ -4,6 +4,7 @@ Folds are scikit-learn's. Its splitters know two parts, train and test; three or
 are dealt here, in one go: applied twice they would round twice.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ Fold = dict[str, Indices]
 
 TRAIN = "train"
 TEST = "test"
+
+_DRAW_COUNT_MAX = 100
 
 
 def library(what: str) -> Any:  # noqa: ANN401, untyped
@@ -75,6 +78,39 @@ def class_folds(labels: Column, folds: int, seed: int) -> list[Fold]:
     model_selection = library("folds=")
     splitter = model_selection.StratifiedKFold(folds, shuffle=True, random_state=seed)
     return _drawn(splitter.split(np.zeros(len(labels.codes)), labels.codes))
+
+
+def dirichlet_parts(
+    sizes: Sizes, labels: Column, concentration: float, seed: int
+) -> Fold:
+    """Each class in parts by shares of its own, drawn anew while a part is empty.
+
+    Of M. Yurochkin and others, "Bayesian nonparametric federated learning of neural
+    networks", ICML 2019; for parts of one size. Shares are by `sizes` in the mean.
+    """
+    random = np.random.RandomState(seed)
+    # Small data may give a part less than half a sample in the mean.
+    means = np.maximum(list(sizes.values()), 0.5) / sum(sizes.values())
+    for _ in range(_DRAW_COUNT_MAX):
+        parts: dict[str, list[Indices]] = {name: [] for name in sizes}
+        for code, count in enumerate(labels.counts.tolist()):
+            shares = _shares(random, concentration * len(sizes) * means)
+            members = random.permutation(np.flatnonzero(labels.codes == code))
+            counts = sizes_of(list(zip(sizes, shares, strict=True)), count)
+            for name, where in _cut(members, counts).items():
+                parts[name].append(where)
+        if all(any(len(each) for each in found) for found in parts.values()):
+            break
+    return {name: _ascending(np.concatenate(found)) for name, found in parts.items()}
+
+
+def _shares(random: np.random.RandomState, alpha: npt.NDArray[Any]) -> list[float]:
+    """Drawn anew where all of them are too small for a float, and their sum is 0."""
+    while True:
+        with np.errstate(invalid="ignore"):
+            shares: list[float] = random.dirichlet(alpha).tolist()
+        if all(map(math.isfinite, shares)):
+            return shares
 
 
 def group_parts(sizes: Sizes, groups: Column, seed: int) -> Fold:

@@ -21,7 +21,7 @@ class SplitRecipe:
     """What makes a split this split. Plain values: it is recorded as JSON.
 
     Attributes:
-        by: `sample`, `class`, `group`, `time` or `window`.
+        by: `sample`, `class`, `dirichlet`, `group`, `time` or `window`.
         data_count: Samples of the data; rows for windows.
         parts: Names of the parts in order, each with its fraction or its count.
         folds: Number of folds, instead of parts.
@@ -30,6 +30,7 @@ class SplitRecipe:
         window: Rows of a window.
         stride: Rows between the starts of windows.
         horizon: Rows after a window that belong to it as well, such as its target.
+        concentration: How alike parts by Dirichlet are.
         labels: Digest of the labels, if they matter.
         groups: Digest of the groups, if they matter.
         times: Digest of the times, if they matter.
@@ -45,6 +46,7 @@ class SplitRecipe:
     window: int = 0
     stride: int = 1
     horizon: int = 0
+    concentration: float = 0.0
     labels: str = ""
     groups: str = ""
     times: str = ""

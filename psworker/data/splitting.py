@@ -19,7 +19,7 @@ from psworker.tracebacks import at_entrance
 
 DEFAULT_PARTS: Final = {"train": 0.8, "valid": 0.1, "test": 0.1}
 
-_KINDS: Final = ("sample", "class", "group", "time", "window")
+_KINDS: Final = ("sample", "class", "dirichlet", "group", "time", "window")
 _SEED_MAX: Final = 2**32 - 1  # of numpy's generator, whose numbers never change
 
 
@@ -38,6 +38,7 @@ def split(
     window: int | None = None,
     stride: int | None = None,
     horizon: int = 0,
+    concentration: float | None = None,
 ) -> Split:
     """Splits data into parts, such as for training and testing, or into folds.
 
@@ -48,19 +49,21 @@ def split(
         data: The data, or how many samples it has. For windows, its rows in order of
             time.
         by: What stays together or in order. `sample`: nothing. `class`: each part has
-            its share of each of the `labels`, to less than one sample. `group`: no
-            group is in two parts. `time`: no part has a sample from before the end of
+            its share of each of the `labels`, to less than one sample. `dirichlet`:
+            each class goes to the parts by shares that are drawn, so that parts differ
+            in their classes, as the data of workers may. `group`: no group is in two
+            parts. `time`: no part has a sample from before the end of
             an earlier part. `window`: overlapping windows, of which no two in
             different parts share a row.
         parts: Names of the parts in their order, each with its fraction (together 1)
             or its number of samples; 80 % `train`, 10 % `valid` and 10 % `test` if
             neither parts nor folds are given. By group, fractions of samples, met as
-            well as whole groups allow; for windows, of rows.
+            well as whole groups allow; by Dirichlet, in the mean; for windows, of rows.
         folds: Number of folds, at least 2. Each has `train` and `test`; by time and
             window, tests follow each other, each with what was before to train on.
         seed: Of the random numbers, 0 to 2^32 - 1. Without meaning by time and window.
-        labels: A class for each sample, by class; by group also, to share out classes
-            among folds as far as groups allow.
+        labels: A class for each sample, by class and by Dirichlet; by group also, to
+            share out classes among folds as far as groups allow.
         groups: A group for each sample. Otherwise than by group, a check: no group may
             come to be in two parts.
         times: A time for each sample, numbers or dates; without, samples are in order.
@@ -69,6 +72,9 @@ def split(
         window: Rows of a window.
         stride: Rows between the starts of two windows, 1 if not given.
         horizon: Rows after a window that belong to it, such as its target.
+        concentration: By Dirichlet: how alike parts are, from 0.01, where a part has
+            one class or two, to 1,000, where each has its share of every class. 0.5 if
+            not given.
 
     Returns:
         The split. Its positions are those of samples; of windows, by `window`.
@@ -90,6 +96,13 @@ def split(
         _check_window(count, window, stride, horizon)
     elif window is not None or stride is not None or horizon:
         raise ConfigurationError("window, stride and horizon are for by='window'")
+    if by != "dirichlet" and concentration is not None:
+        raise ConfigurationError("concentration is for by='dirichlet'")
+    wanted = 0.5 if concentration is None else concentration
+    if not isinstance(wanted, int | float) or not 0.01 <= wanted <= 1000:
+        raise ConfigurationError(
+            f"concentration={concentration!r} must be a number from 0.01 to 1000"
+        )
     if folds is not None:
         if parts is not None:
             raise ConfigurationError("give parts or folds, not both")
@@ -105,6 +118,7 @@ def split(
         window=window or 0,
         stride=1 if stride is None else stride,
         horizon=horizon,
+        concentration=float(wanted) if by == "dirichlet" else 0.0,
         labels=columns.labels.digest if columns.labels else "",
         groups=columns.groups.digest if columns.groups else "",
         times=columns.times.digest if columns.times else "",
@@ -140,6 +154,7 @@ def rebuilt(
         window=recipe.window or None,
         stride=recipe.stride if recipe.window else None,
         horizon=recipe.horizon,
+        concentration=recipe.concentration or None,
     )
     differences = given.recipe.differences(recipe)
     others = [each for each in differences if not each.startswith("library ")]
@@ -197,6 +212,9 @@ def _dealt(
         if folds:
             return rules.class_folds(labels, folds, seed)
         return [rules.class_parts(sizes, labels, seed)]
+    if recipe.by == "dirichlet":
+        assert labels is not None, "checked"
+        return [rules.dirichlet_parts(sizes, labels, recipe.concentration, seed)]
     if recipe.by == "group":
         assert groups is not None, "checked"
         if folds:
@@ -320,13 +338,18 @@ def _check_columns(
     folds: object,
 ) -> None:
     """Refuses what is missing, and what would be of no effect."""
-    for needed, given in (("class", labels), ("group", groups)):
-        if by == needed and given is None:
-            name = "labels" if needed == "class" else "groups"
-            raise ConfigurationError(f"by={by!r} needs {name}: one for each sample")
-    if labels is not None and by != "class" and not (by == "group" and folds):
+    by_class = by in ("class", "dirichlet")
+    if (by_class and labels is None) or (by == "group" and groups is None):
+        name = "labels" if by_class else "groups"
+        raise ConfigurationError(f"by={by!r} needs {name}: one for each sample")
+    if labels is not None and not by_class and not (by == "group" and folds):
         raise ConfigurationError(
-            "labels are for by='class', and for by='group' with folds; leave them out"
+            "labels are for by='class' and 'dirichlet', and for by='group' with folds; "
+            "leave them out"
+        )
+    if by == "dirichlet" and folds:
+        raise ConfigurationError(
+            "by='dirichlet' makes parts, one for each worker, and no folds"
         )
     if times is not None and by != "time":
         raise ConfigurationError("times are for by='time'; leave them out")

@@ -88,6 +88,57 @@ def test_each_class_is_in_each_part_by_its_share_to_less_than_one(
 
 
 @SETTINGS
+@given(
+    st.lists(st.integers(4, 40), min_size=1, max_size=7),
+    fractions,
+    st.floats(0.01, 1000),
+    seeds,
+)
+def test_parts_by_dirichlet_are_disjoint_complete_and_not_empty(
+    class_sizes: list[int], parts: dict[str, float], concentration: float, seed: int
+) -> None:
+    labels = np.repeat(np.arange(len(class_sizes)), class_sizes)
+    made = asked(
+        len(labels),
+        by="dirichlet",
+        labels=labels,
+        parts=parts,
+        concentration=concentration,
+        seed=seed,
+    )
+    assert all_in(made.folds[0].values()) == list(range(len(labels)))
+    assert all(len(where) for where in made.folds[0].values())
+
+
+def test_the_concentration_says_how_alike_parts_by_dirichlet_are() -> None:
+    labels = np.repeat(np.arange(10), 100)
+    parts = {f"worker {number}": 0.1 for number in range(10)}
+
+    def classes_of_half(concentration: float) -> float:
+        """Classes that make up half of a part, in the mean."""
+        made = split(
+            1000,
+            by="dirichlet",
+            labels=labels,
+            parts=parts,
+            concentration=concentration,
+        )
+        counts = [np.bincount(labels[each]) for each in made.folds[0].values()]
+        return float(
+            np.mean(
+                [
+                    1 + np.searchsorted(np.cumsum(np.sort(c)[::-1]), c.sum() / 2)
+                    for c in counts
+                ]
+            )
+        )
+
+    assert classes_of_half(1000) == 5
+    assert 2 < classes_of_half(1) < 4
+    assert classes_of_half(0.05) < 2
+
+
+@SETTINGS
 @given(st.lists(st.integers(5, 20), min_size=2, max_size=5), st.integers(2, 5), seeds)
 def test_each_class_is_in_each_fold_by_its_share(
     class_sizes: list[int], folds: int, seed: int

@@ -49,6 +49,10 @@ def test_the_positions_of_a_seed_are_the_same_in_every_release() -> None:
         12, by="class", labels=[0, 1, 2] * 4, parts={"a": 0.5, "b": 0.5}, seed=1
     )
     assert stratified["b"].tolist() == [0, 2, 3, 4, 5, 10]
+    uneven = split(
+        12, by="dirichlet", labels=[0, 1, 2] * 4, parts={"a": 0.5, "b": 0.5}, seed=1
+    )
+    assert uneven["b"].tolist() == [1, 4, 5, 7, 11]
 
 
 def test_folds_are_taken_one_by_one() -> None:
@@ -119,7 +123,10 @@ class Stream(IterableDataset[int]):
 
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [
-    ({"by": "samples"}, "by='samples' is none of sample, class, group, time, window"),
+    (
+        {"by": "samples"},
+        "by='samples' is none of sample, class, dirichlet, group, time, window",
+    ),
     ({"data": Stream()}, r"Stream has no length.*give a map-style dataset"),
     ({"data": 0}, "there are 0 samples; give at least 1"),
     ({"data": True}, "there are True samples"),
@@ -164,6 +171,13 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "by='class' puts group",
     ),
     ({"labels": LABELS}, "labels are for by='class'"),
+    ({"by": "dirichlet"}, "needs labels"),
+    ({"by": "dirichlet", "labels": LABELS, "folds": 3}, "one for each worker, and no"),
+    ({"concentration": 1.0}, "concentration is for by='dirichlet'"),
+    (
+        {"by": "dirichlet", "labels": LABELS, "concentration": 0.001},
+        "concentration=0.001 must be a number from 0.01 to 1000",
+    ),
     ({"times": DAYS}, "times are for by='time'"),
     ({"gap": 3}, "gap is for by='time' and by='window'"),
     (
@@ -216,6 +230,10 @@ EACH_KIND: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"seed": 5}, {}),
     ({"folds": 4, "seed": 2}, {}),
     ({"by": "class", "parts": {"a": 0.5, "b": 0.5}}, {"labels": LABELS}),
+    (
+        {"by": "dirichlet", "parts": {"a": 0.5, "b": 0.5}, "concentration": 2},
+        {"labels": LABELS},
+    ),
     ({"by": "group", "folds": 3}, {"groups": GROUPS, "labels": LABELS}),
     ({"by": "time", "gap": timedelta(days=1)}, {"times": DAYS}),
     ({"by": "time", "gap": 1.25}, {"times": np.arange(COUNT) / 3}),
