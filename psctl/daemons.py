@@ -11,7 +11,7 @@ from typing import Final
 from psctl.failures import CommandError
 from psctl.processes import Children, Line
 from psctl.protection import Protection
-from psctl.status import read_status
+from psctl.status import read_document
 from psserver.job_options import JobOptions
 from pswire.addresses import Address, parse_address
 from pswire.config_file import variable_of
@@ -136,9 +136,10 @@ def lines_until_all_end(
             if line.text is None:
                 running.discard(line.child)
         elif time.monotonic() - heard_s > STALL_TIMEOUT_S:
-            status = read_status(coordinator)
+            status = read_document(coordinator)
             raise CommandError(
                 f"no worker made a step for {STALL_TIMEOUT_S:.0f} s; the job is "
-                f"{status.phase} and waits for {status.waiting_for or 'nobody'}"
+                f"{status['phase']} and waits for "
+                f"{status['waiting_for'] or 'nobody'}"
             )
         yield line

@@ -17,7 +17,7 @@ from pswire.limits import WAITING_INTERVAL_MS
 from pswire.names import printable
 from pswire.status_document import Document
 from psworker.transport.call_error import CallError
-from psworker.transport.status_client import fetch_status, watch_events
+from psworker.transport.status_client import fetch_document, watch_events
 
 ANSWER_TIMEOUT_S: Final = 5.0
 RETRY_INTERVAL_S: Final = 0.5
@@ -43,11 +43,11 @@ async def followed(
     job_id, told_s = "", -float("inf")
     while True:
         try:
-            status = await fetch_status(address, timeout_s=ANSWER_TIMEOUT_S)
-            if job_id not in ("", status.settings.job_id):
+            status = await fetch_document(address, timeout_s=ANSWER_TIMEOUT_S)
+            before, job_id = job_id, status["job"]["job_id"]
+            if before not in ("", job_id):
                 notice(f"another job is at {coordinator} now, with events of its own")
                 after = 0
-            job_id = status.settings.job_id
             async with aclosing(
                 watch_events(address, after=after, follow=True)
             ) as events:
@@ -92,7 +92,7 @@ def print_events(
             ask(coordinator, past(), timeout_s=_FIRST_WAIT_S)
             return
         # A coordinator that is not there from the start is told as by other commands.
-        fetched = fetch_status(str(coordinator), timeout_s=ANSWER_TIMEOUT_S)
+        fetched = fetch_document(str(coordinator), timeout_s=ANSWER_TIMEOUT_S)
         ask(coordinator, fetched, timeout_s=ANSWER_TIMEOUT_S)
         ask(coordinator, on(), timeout_s=ANSWER_TIMEOUT_S)
     except KeyboardInterrupt:

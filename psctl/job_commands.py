@@ -42,8 +42,8 @@ def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> No
     """
     from psctl.status import read_document, status_text
 
-    found, document = read_document(coordinator)
-    show(as_json, document, status_text(found))
+    document = read_document(coordinator)
+    show(as_json, document, status_text(document))
 
 
 @takes_credentials

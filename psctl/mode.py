@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from psctl.failures import CommandError
-from psctl.status import ask, mode_text, read_status
+from psctl.status import ask, mode_text, read_document
 from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
 from pswire.limits import STALENESS_BOUND_DEFAULT
@@ -49,7 +49,7 @@ class ChangedMode:
     @property
     def text(self) -> str:
         return (
-            f"{mode_text(self.mode, self.staleness_bound or 0)}, after clock "
+            f"{mode_text(self.mode, self.staleness_bound)}, after clock "
             f"{self.mode_clock} (generation {self.generation})"
         )
 
@@ -72,7 +72,7 @@ def set_mode(
     The staleness is in clocks, with SSP only; None is the default.
     """
     bound = _bound(mode, staleness)
-    previous = read_status(coordinator).mode
+    previous = Mode.labelled(read_document(coordinator)["mode"])
     changed = ask(
         coordinator,
         change_mode(str(coordinator), mode, bound, timeout_s=timeout_s),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from psctl.failures import CommandError
 from psctl.folders import writable_file
 from psctl.progress import working
-from psctl.status import read_status
+from psctl.status import read_document
 from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
 from psworker.errors import ConfigurationError
@@ -63,13 +63,13 @@ def save_snapshot(
 
 def list_snapshots(coordinator: Address) -> tuple[dict[str, object], str]:
     """The snapshots that the job holds, for programs and for people."""
-    status = read_status(coordinator)
-    version = status.snapshot_version
+    status = read_document(coordinator)
+    version = status["snapshot_version"]
     listing = {
         "schema_version": SCHEMA_VERSION,
-        "job_id": status.settings.job_id,
-        "snapshots": [] if version < 0 else [{"version": version}],
+        "job_id": status["job"]["job_id"],
+        "snapshots": [] if version is None else [{"version": version}],
     }
-    if version < 0:
+    if version is None:
         return listing, "no snapshot yet; `psctl snapshot get --out FILE` makes one"
     return listing, f"version {version}"

@@ -136,7 +136,7 @@ def asking(coordinator: str) -> Callable[[], Document | str]:
     def ask() -> Document | str:
         try:
             fetched = fetch_document(coordinator, timeout_s=ANSWER_TIMEOUT_S)
-            return asyncio.run(fetched)[1]
+            return asyncio.run(fetched)
         except CallError:
             return f"job: no answer from the coordinator at {coordinator}"
 

@@ -129,6 +129,9 @@ JOB_METRIC_COUNT_MAX: Final = 64
 """Names of which a job has a mean over its workers. Each point of its history has these
 values, and each scrape: workers that log names of their own must not make them grow."""
 
+STALENESS_COUNTED_MAX: Final = 63
+"""Largest staleness that is counted by itself; the last count is for more, too."""
+
 ENCODING_COUNT_MAX: Final = 16
 """Encodings in which one worker counts bytes: there are fewer."""
 

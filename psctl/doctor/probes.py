@@ -365,7 +365,7 @@ class Surroundings:
 async def _seen_job(coordinator: Address) -> SeenJob | Refused:
     address = str(coordinator)
     try:
-        _, document = await fetch_document(address, timeout_s=ANSWER_TIMEOUT_S)
+        document = await fetch_document(address, timeout_s=ANSWER_TIMEOUT_S)
     except CallError as error:
         text = error.text if error.refusal is None else str(error.to_ps_error())
         reason = "" if error.refusal is None else error.refusal.reason.name

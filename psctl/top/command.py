@@ -49,7 +49,7 @@ def run_top(coordinator: Address, interval_s: float) -> None:
 async def _first_look(coordinator: Address) -> Seen:
     """What there is before the screen is taken: errors are those of other commands."""
     address, seen = str(coordinator), Seen()
-    _, document = await fetch_document(address, timeout_s=ANSWER_TIMEOUT_S)
+    document = await fetch_document(address, timeout_s=ANSWER_TIMEOUT_S)
     history = await fetch_history(address, timeout_s=ANSWER_TIMEOUT_S)
     losses = (point["metrics"].get("loss") for point in history["points"])
     seen.losses.extend(loss for loss in losses if loss is not None)

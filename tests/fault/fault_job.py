@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final, Self
 
 from psctl.check_history import check_history
 from psctl.mode import set_mode
-from psctl.status import read_status
+from psctl.status import read_document
 from pswire.membership import Mode
+from pswire.status_document import Document
 from psworker import SnapshotReader
 from psworker.errors import PsError
-from psworker.transport.status_client import JobStatus
 from tests.doubles.children import Child, Nursery, kill, wait_until
 from tests.doubles.fault_proxy import FaultProxy
 from tests.doubles.free_addresses import free_address
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 LEASE_S: Final = 2.0
 STEP_S: Final = 0.01
+
+
+def members_of(status: Document) -> dict[str, Document]:
+    """Members of a job by their ids."""
+    return {w["worker_id"]: w for w in status["workers"] if w["rank"] is not None}
 
 
 class FaultJob:
@@ -171,14 +176,12 @@ class FaultJob:
 
     # Waiting
 
-    def status(self) -> JobStatus:
-        return read_status(self.address)
+    def status(self) -> Document:
+        return read_document(self.address)
 
-    def wait_status(
-        self, is_wanted: Callable[[JobStatus], bool], what: str
-    ) -> JobStatus:
+    def wait_status(self, is_wanted: Callable[[Document], bool], what: str) -> Document:
         """The status once it is as wanted; a coordinator that is away is waited for."""
-        found: list[JobStatus] = []
+        found: list[Document] = []
 
         def is_there() -> bool:
             try:
@@ -203,18 +206,14 @@ class FaultJob:
     def wait_gone(self, *names: str) -> None:
         """Returns once workers are no members any more."""
         self.wait_status(
-            lambda status: (
-                not {w.worker_id for w in status.workers if w.is_member} & set(names)
-            ),
+            lambda status: not members_of(status).keys() & set(names),
             f"{', '.join(names)} to be taken out",
         )
 
     def wait_members(self, *names: str) -> None:
         """Returns once workers are members."""
         self.wait_status(
-            lambda status: (
-                set(names) <= {w.worker_id for w in status.workers if w.is_member}
-            ),
+            lambda status: members_of(status).keys() >= set(names),
             f"{', '.join(names)} to be members",
         )
 

@@ -6,6 +6,7 @@ from typing import Self
 
 from pswire.membership import WorkerKey
 from pswire.placement import place
+from pswire.status_document import Document
 from psworker import event_loop
 from psworker.member.exchange import PushExchange
 from psworker.member.membership import Membership
@@ -14,7 +15,6 @@ from psworker.optim.gradients import norm_of
 from psworker.optim.prepare import sort_objects
 from psworker.optim.step_contents import StepContents
 from psworker.tensors.value_store import ValueStore
-from psworker.transport.status_client import JobStatus
 from psworker.transport.values import (
     PushHeader,
     PushReply,
@@ -31,7 +31,7 @@ TIMEOUT_S = 30.0
 class Forger:
     """Calls the shards of a job as if it were a worker. A context manager."""
 
-    def __init__(self, status: JobStatus, worker_id: str, incarnation: int) -> None:
+    def __init__(self, status: Document, worker_id: str, incarnation: int) -> None:
         self._status = status
         self._worker = WorkerKey(worker_id, incarnation)
         self._loop = event_loop.acquire()
@@ -59,13 +59,13 @@ class Forger:
         mark(model, slot)
         given = sort_objects((model, optimizer))
         (spec,) = given.specs.values()
-        placement = place(given.bound.schema, len(self._status.shards))
+        placement = place(given.bound.schema, len(self._status["shards"]))
         gradients = [parameter.grad for parameter in model.parameters()]
         header = PushHeader(
-            job_id=self._status.settings.job_id,
+            job_id=self._status["job"]["job_id"],
             optimizer=spec.name,
             worker=self._worker,
-            generation=self._status.generation,
+            generation=self._status["generation"],
             sequence=sequence,
             sequence_unacknowledged_min=sequence,
             clock=clock,
@@ -81,7 +81,7 @@ class Forger:
             header,
             StepContents(optimizer=spec.name, tensors=gradients, trailer=trailer),
             placement=placement,
-            incarnations=[shard.incarnation for shard in self._status.shards],
+            incarnations=[shard["incarnation"] for shard in self._status["shards"]],
             loop=self._loop,
         )
         return exchange.run(
@@ -97,8 +97,8 @@ class Forger:
         """On the loop, which its parts belong to."""
         membership = Membership(self._worker)
         shards = tuple(
-            ShardAddress(shard.shard_index, shard.address, shard.incarnation)
-            for shard in self._status.shards
+            ShardAddress(shard["shard_index"], shard["address"], shard["incarnation"])
+            for shard in self._status["shards"]
         )
         membership.take(WorkerView(None, shards))
-        return ShardCalls(self._status.settings.job_id, self._worker, membership)
+        return ShardCalls(self._status["job"]["job_id"], self._worker, membership)

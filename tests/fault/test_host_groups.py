@@ -11,7 +11,7 @@ import pytest
 from tests.doubles.children import Child, wait_until
 from tests.fault import host_ledger
 from tests.fault.conftest import SEED, MakeJob
-from tests.fault.fault_job import FaultJob
+from tests.fault.fault_job import FaultJob, members_of
 from tests.fault.host_data_training import BATCH_SIZE, EPOCH_COUNT, SAMPLE_COUNT
 
 SCRIPT: Final = str(Path(__file__).with_name("training.py"))
@@ -50,8 +50,10 @@ def check(job: FaultJob) -> None:
 
 def is_same_worker(job: FaultJob) -> bool:
     status = job.status()
-    members = [each for each in status.workers if each.is_member]
-    return [(each.worker_id, each.incarnation) for each in members] == [(WORKER, 1)]
+    members = members_of(status).values()
+    return [(each["worker_id"], each["incarnation"]) for each in members] == [
+        (WORKER, 1)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -177,12 +179,7 @@ def test_a_leader_that_comes_too_late_joins_again_and_says_what_became_of_its_pu
         follower.send(signal.SIGCONT)
         job.wait_members(WORKER)
         job.wait_steps("p1", 3)
-        (member,) = [
-            each
-            for each in job.status().workers
-            if each.is_member and each.worker_id == WORKER
-        ]
-        assert member.incarnation == 2
+        assert members_of(job.status())[WORKER]["incarnation"] == 2
         outcomes = [step["outcome"] for step in follower.events("step")]
         rejoined = [step for step in follower.events("step") if step["rejoined"]]
         assert len(rejoined) <= 1

@@ -8,7 +8,6 @@ from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason
 from psworker.errors import PsError
 from psworker.optim.prepare import sort_objects
-from psworker.transport.status_client import JobStatus
 from tests.fault.conftest import MakeJob
 from tests.fault.forger import Forger
 from tests.fault.test_killed_workers import MODES
@@ -23,10 +22,6 @@ def refused(forger: Forger, sequence: int, clock: int) -> ErrorReason | None:
     with pytest.raises(PsError) as caught:
         forger.push(sequence, clock, FORGED_SLOT)
     return caught.value.reason
-
-
-def clock_of(status: JobStatus, worker_id: str) -> int:
-    return next(w.clock for w in status.workers if w.worker_id == worker_id)
 
 
 @pytest.mark.parametrize(

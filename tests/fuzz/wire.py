@@ -1,6 +1,7 @@
 """Readers of what other processes of a job send: requests, answers, chunks."""
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
@@ -73,6 +74,7 @@ from pswire.schema_codec import (
 )
 from pswire.shared_memory.layout import GradientLayout
 from pswire.slice_rows import pack_rows, unpack_rows
+from pswire.status_document import status_document
 from pswire.torch_types import buffer_of
 from pswire.v1 import coordinator_service_pb2 as control
 from pswire.v1 import membership_pb2, parameter_service_pb2, push_pb2
@@ -85,7 +87,6 @@ from psworker.transport.messages import (
     snapshot_of,
     watch_event_of,
 )
-from psworker.transport.status_client import status_of
 from tests.fuzz.target import Target, same, taken
 
 Read = Callable[[Any], Any]
@@ -390,7 +391,9 @@ WIRE: Final = (
     _answer("worker_watch", control.WatchWorkerResponse, watch_event_of),
     _answer("shard_watch", control.WatchShardResponse, _view),
     _answer("snapshot", control.RequestSnapshotResponse, _snapshot),
-    _answer("status", control.GetStatusResponse, status_of),
+    _answer(
+        "status", control.GetStatusResponse, partial(status_document, coordinator="h:1")
+    ),
 )
 
 

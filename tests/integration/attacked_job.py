@@ -27,9 +27,9 @@ from pswire.schema import OptimizerSpec
 from pswire.security.credentials import TlsFiles
 from pswire.security.roles import Role
 from pswire.security.tokens import Metadata, metadata_of
+from pswire.status_document import Document, status_document
 from pswire.v1 import coordinator_service_pb2 as control
 from psworker.optim.prepare import sort_objects
-from psworker.transport.status_client import JobStatus, status_of
 from tests.doubles.children import Nursery, wait_until
 from tests.doubles.http2_client import Http2Client
 from tests.doubles.job_tokens import JobTokens
@@ -157,16 +157,18 @@ class AttackedJob:
         (one,) = found
         return one
 
-    def status(self) -> JobStatus:
+    def status(self) -> Document:
         assert self._reader is not None
         call: Any = self._reader.unary_unary(CONTROL + "GetStatus")
         request = control.GetStatusRequest(protocol_version=PROTOCOL_VERSION)
         data = call(request.SerializeToString(), timeout=TIMEOUT_S)
-        return status_of(control.GetStatusResponse.FromString(data))
+        return status_document(
+            control.GetStatusResponse.FromString(data), self.coordinator_address
+        )
 
     def state(self) -> tuple[object, ...]:
         """What no attack may change, once shards have said where they stand."""
-        found: list[JobStatus] = []
+        found: list[Document] = []
 
         def is_settled() -> bool:
             try:
@@ -176,41 +178,49 @@ class AttackedJob:
                 if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                     return False
                 raise
-            return all(each.clock == self.step_count for each in found[0].shards)
+            return all(each["clock"] == self.step_count for each in found[0]["shards"])
 
         wait_until(is_settled, "the shards' word of the newest step")
         return (
             *self.lasting_state(found[0]),
-            *((w.worker_id, w.clock) for w in found[0].workers if w.is_member),
-            *((s.shard_index, s.clock, s.version) for s in found[0].shards),
+            *(
+                (w["worker_id"], w["clock"])
+                for w in found[0]["workers"]
+                if w["rank"] is not None
+            ),
+            *((s["shard_index"], s["clock"], s["version"]) for s in found[0]["shards"]),
         )
 
-    def lasting_state(self, status: JobStatus | None = None) -> tuple[object, ...]:
+    def lasting_state(self, status: Document | None = None) -> tuple[object, ...]:
         """That of it which steps don't change either."""
         status = status or self.status()
-        registered = [each for each in status.workers if not each.is_member]
+        registered = [each for each in status["workers"] if each["rank"] is None]
         assert len(registered) <= LIMITS.registrations
         return (
-            status.settings,
-            status.mode,
-            status.staleness_bound,
-            status.mode_clock,
-            status.phase,
-            status.generation,
-            status.workers_floor,
-            status.evicted_count,
-            status.failure,
-            status.splits,
-            status.epochs,
-            status.checkpoints and status.checkpoints.newest,
             *(
-                (w.worker_id, w.incarnation, w.rank, w.state, w.gradients)
-                for w in status.workers
-                if w.is_member
+                status[name]
+                for name in (
+                    *("job", "mode", "staleness_bound", "mode_clock", "phase"),
+                    *("generation", "workers_floor", "evicted_count", "failure"),
+                    *("splits", "epochs"),
+                )
+            ),
+            (status["checkpoints"] or {}).get("newest"),
+            *(
+                tuple(
+                    w[name]
+                    for name in (
+                        *("worker_id", "incarnation", "rank", "state"),
+                        *("bad_gradient_count", "clipped_gradient_count"),
+                        "left_out_gradient_count",
+                    )
+                )
+                for w in status["workers"]
+                if w["rank"] is not None
             ),
             *(
-                (s.shard_index, s.incarnation, s.address, s.torn_step_count)
-                for s in status.shards
+                (s["shard_index"], s["incarnation"], s["address"], s["torn_step_count"])
+                for s in status["shards"]
             ),
         )
 
@@ -360,8 +370,10 @@ class AttackedTarget(Forger):
         self.own, self.other = (each[0] for each in placed.chunks_by_shard)
         (self._spec,) = prepared.specs.values()
         status = job.status()
-        self._job_id = status.settings.job_id
-        self._shard = status.shards[0]
+        self._job_id: str = status["job"]["job_id"]
+        shard = status["shards"][0]
+        self._shard_incarnation: int = shard["incarnation"]
+        self._shard_address: str = shard["address"]
         self._channels: list[RoleChannel] = []
         self.coordinator = self.opened(job.coordinator_address)
         self.channel = self.opened(self.shard_address)
@@ -378,7 +390,7 @@ class AttackedTarget(Forger):
     @property
     @override
     def shard_incarnation(self) -> int:
-        return self._shard.incarnation
+        return self._shard_incarnation
 
     @property
     @override
@@ -398,7 +410,7 @@ class AttackedTarget(Forger):
     @property
     @override
     def shard_address(self) -> str:
-        return self._shard.address
+        return self._shard_address
 
     @override
     def state(self) -> tuple[object, ...]:

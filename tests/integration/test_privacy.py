@@ -16,8 +16,8 @@ import psworker
 from psserver.coordinator.rpc.status_report import status_message
 from psserver.edge.monotonic import now_ms
 from pswire.membership import Mode, StepAtomicity
+from pswire.v1 import coordinator_service_pb2 as messages
 from psworker.optim.privacy import gaussian
-from psworker.transport.status_client import PrivacyStatus, status_of
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import Job, connect, run_workers
 from tests.integration.test_checkpoints import job_in, save
@@ -78,16 +78,14 @@ def clipped_sum(
     return sums
 
 
-def status_in(job: Job) -> PrivacyStatus:
-    """As `psctl status` reads it."""
+def status_in(job: Job) -> messages.PrivacyStatus:
+    """As the coordinator answers."""
 
-    def ask() -> Any:  # noqa: ANN401, a message
+    def ask() -> messages.GetStatusResponse:
         host = job.coordinator
         return status_message(host.core, host.waits, now_ms())
 
-    found = status_of(job.ask(ask)).privacy
-    assert found is not None
-    return found
+    return job.ask(ask).privacy
 
 
 def test_what_leaves_a_worker_is_clipped_by_samples_and_has_noise(

@@ -52,7 +52,7 @@ def test_all_workers_and_an_evaluation_have_the_split_of_the_first(
             with pytest.raises(psworker.ConfigurationError, match="no name of a split"):
                 reader.split("", 80)
         address = parse_address(job.address)
-        status, document = read_document(address)
+        document = read_document(address)
         (told,) = json.loads(json.dumps(document["splits"]))
         assert told == {
             "name": "folds \x1b[1m",
@@ -60,7 +60,7 @@ def test_all_workers_and_an_evaluation_have_the_split_of_the_first(
             "item_count": 80,
             "recorder": "w0",
         }
-        text = status_text(status)
+        text = status_text(document)
         assert f"80 items, digest {made.digest[:12]}" in text
         assert "\x1b" not in text
 

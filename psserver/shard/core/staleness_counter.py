@@ -6,13 +6,9 @@ Source: Zhang, Gupta, Lian and Liu, "Staleness-aware Async-SGD for Distributed D
 Learning", IJCAI 2016.
 """
 
-from typing import Final
-
 from psserver.shard.core.member_on_shard import MembersOnShard
+from pswire.limits import STALENESS_COUNTED_MAX
 from pswire.membership import WorkerKey
-
-COUNTED_MAX: Final = 63
-"""Largest staleness that is counted by itself; the last count is for more, too."""
 
 
 class StalenessCounter:
@@ -24,7 +20,7 @@ class StalenessCounter:
 
     def __init__(self, on_shard: MembersOnShard) -> None:
         self._on_shard = on_shard
-        self.counts = [0] * (COUNTED_MAX + 1)
+        self.counts = [0] * (STALENESS_COUNTED_MAX + 1)
         self._update_count = 0
 
     def note_update(self) -> None:
@@ -56,7 +52,7 @@ class StalenessCounter:
 
     def count(self, staleness: int) -> None:
         """A push was applied."""
-        self.counts[min(staleness, COUNTED_MAX)] += 1
+        self.counts[min(staleness, STALENESS_COUNTED_MAX)] += 1
 
     def begin(self) -> None:
         """A mode that applies pushes one by one begins: all have the same values."""

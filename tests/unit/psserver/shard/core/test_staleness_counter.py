@@ -3,7 +3,8 @@
 from psserver.shard.core.effects import ApplyChunk
 from psserver.shard.core.member_on_shard import MembersOnShard
 from psserver.shard.core.push import PushId, Reply
-from psserver.shard.core.staleness_counter import COUNTED_MAX, StalenessCounter
+from psserver.shard.core.staleness_counter import StalenessCounter
+from pswire.limits import STALENESS_COUNTED_MAX
 from pswire.membership import Mode
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard
@@ -42,12 +43,18 @@ def test_each_update_since_the_values_counts_whoever_pushed_it() -> None:
 
 def test_the_last_count_is_for_all_above_too() -> None:
     counter = StalenessCounter(MembersOnShard())
-    for staleness in (0, COUNTED_MAX - 1, COUNTED_MAX, COUNTED_MAX + 1, 1_000):
+    for staleness in (
+        0,
+        STALENESS_COUNTED_MAX - 1,
+        STALENESS_COUNTED_MAX,
+        STALENESS_COUNTED_MAX + 1,
+        1_000,
+    ):
         counter.count(staleness)
 
-    assert len(counter.counts) == COUNTED_MAX + 1
+    assert len(counter.counts) == STALENESS_COUNTED_MAX + 1
     assert counter.counts[0] == 1
-    assert counter.counts[COUNTED_MAX - 1 :] == [1, 3]
+    assert counter.counts[STALENESS_COUNTED_MAX - 1 :] == [1, 3]
 
 
 def test_when_a_mode_begins_all_have_the_same_values() -> None:
