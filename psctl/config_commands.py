@@ -1,7 +1,6 @@
 """The commands of `psctl config`."""
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -17,6 +16,7 @@ from pswire.config_file import (
     variable_of,
 )
 from pswire.config_options import ConfigOption, ConfiguredGroup, Value, values_of
+from pswire.names import shown_url
 from pswire.options import choice_option
 from pswire.security.credentials import TOKEN_VARIABLE
 
@@ -151,8 +151,7 @@ def _plain(value: object) -> object:
         return [_plain(each) for each in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    # Of the URL of a store that has a password in it.
-    return re.sub(r"://[^/]*@", "://***@", str(value))
+    return shown_url(str(value))  # of a store, with a password in it
 
 
 def _shown(value: object) -> str:

@@ -530,10 +530,10 @@ class ShardConfig:
         told = self.advertise or self.listen.address
         if self.coordinator.is_loopback or not told.is_loopback:
             return ""
+        insecure = "" if self.listen.credentials.tls else " (and --insecure)"
         return (
             f"workers will connect to this shard at {told.host}, which is each "
             "worker's own machine, though the coordinator is at "
             f"{self.coordinator.host}: if some are on other machines, say with "
-            "--listen HOST:PORT (and --insecure) or --advertise HOST:PORT where they "
-            "reach it"
+            f"--listen HOST:PORT{insecure} or --advertise HOST:PORT where they reach it"
         )

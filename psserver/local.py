@@ -54,12 +54,13 @@ async def run_local(
         JobFailedError: A daemon ended by itself.
     """
     if config.listen.address.is_unspecified:
+        is_open = config.listen.missing_protection
+        trusted = " --insecure on a network that you trust" if is_open else ""
         raise OptionError(
             f"--listen {config.listen.address} is every address of this machine, and "
             "workers are told one of each shard: say which one they shall use, as in "
-            f"--listen 192.168.0.7:{config.listen.address.port} --insecure on a "
-            "network that you trust; or start a `psserver coordinator` and "
-            "`psserver shard --advertise HOST:PORT`"
+            f"--listen 192.168.0.7:{config.listen.address.port}{trusted}; or start a "
+            "`psserver coordinator` and `psserver shard --advertise HOST:PORT`"
         )
     config.validate()
     if config.listen.tokens and config.listen.credentials.token is None:

@@ -69,6 +69,14 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+def shown_url(url: str) -> str:
+    """A URL or a path for people: without a password.
+
+    One may have any character, also those that end it in a URL that is well formed.
+    """
+    return re.sub("://.*@", "://...@", printable(url))
+
+
 def check_name(what: str, name: str) -> None:
     """Checks a name that a client sends.
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from pswire.addresses import Address, parse_address
+from pswire.names import shown_url
 from pswire.security.certificates import Certificates, certificates_of
 from pswire.security.credentials import Credentials, CredentialsError
 from pswire.security.tls_problem import (
@@ -271,10 +272,10 @@ class Surroundings:
     def proxies(self) -> dict[str, str]:
         """Variables that name a proxy, in small letters or capitals."""
         names = [each for name in PROXY_VARIABLES for each in (name, name.upper())]
+        given = {n: url for n in names if (url := self.environment.get(n))}
         return {
-            name: without_password(self.environment[name])
-            for name in names
-            if self.environment.get(name)
+            name: shown_url(url if "://" in url else f"http://{url}")
+            for name, url in given.items()
         }
 
     def start_torch(self) -> None:
@@ -478,10 +479,3 @@ def room_of(folder: str, purpose: str) -> Room:
         files.f_favail if files.f_files else None,
         os.access(path, os.W_OK | os.X_OK),
     )
-
-
-def without_password(url: str) -> str:
-    """A proxy's URL as it may be shown."""
-    before, at, host = url.rpartition("@")
-    scheme, mark, _ = before.rpartition("://")
-    return f"{scheme}{mark}...@{host}" if at else url

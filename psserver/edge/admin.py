@@ -11,7 +11,8 @@ import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from typing import Final
 
 import grpc
@@ -49,6 +50,12 @@ REQUEST_S: Final = 10.0
 
 UNREAD_S: Final = 10.0
 """For which an answer may be unread; then its connection ends."""
+
+UNREAD_KEPT_S: Final = 1.0
+"""For which one may be unread where another connection wants its place."""
+
+PROBES: Final = ("/healthz", "/readyz")
+"""What load balancers ask, some by HTTP/1.0 without a `Host`."""
 
 ACCEPT_PAUSE_S: Final = 0.1
 """Before the next try where there was no descriptor for a connection."""
@@ -106,8 +113,7 @@ class AdminPort:
         self._is_draining = False
         router = Router(
             [
-                Route("/healthz", _healthy),
-                Route("/readyz", self._ready),
+                *map(Route, PROBES, (_healthy, self._ready)),
                 *open_routes,
                 Mount("", app=_ForCallers(Router(routes), listen, access)),
             ],
@@ -165,7 +171,7 @@ class AdminPort:
         """Where it is reached."""
         shown = self._address
         if shown.is_unspecified:
-            shown = Address(socket.gethostname(), shown.port)
+            shown = Address(_own_number(shown.host), shown.port)
         return f"{'http' if self._tls is None else 'https'}://{shown}/"
 
     def drain(self) -> None:
@@ -222,14 +228,19 @@ class AdminPort:
             )
 
     def _has_room(self) -> bool:
-        """Whether one more is taken, in place of the one that is idle longest."""
+        """Whether one more is taken, in place of one whose client does not go on.
+
+        First goes one that reads no answers, then the one that is idle longest.
+        """
         if len(self._connections) < self._connections_max:
             return True
-        for connection in self._connections:
-            if connection.is_idle:
-                self.refused_count += 1
-                connection.end()
-                return True
+        all_of_them = self._connections
+        unread = (each for each in all_of_them if each.is_unread)
+        idle = (each for each in all_of_them if each.is_idle)
+        for connection in chain(unread, idle):
+            self.refused_count += 1
+            connection.end()
+            return True
         return False
 
     async def _begin(self, connection: "_Connection", accepted: socket.socket) -> None:
@@ -305,6 +316,7 @@ class _Connection(H11Protocol):
         self._all = connections
         self._all[self] = None
         self._request_timer: asyncio.TimerHandle | None = None
+        self._unread_s: float | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -312,6 +324,12 @@ class _Connection(H11Protocol):
         """Whether nothing is being answered."""
         cycle = self.cycle
         return cycle is None or cycle.more_body or cycle.response_complete
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether its client has read nothing for a while of what it asked for."""
+        since_s = self._unread_s
+        return since_s is not None and self.loop.time() - since_s >= UNREAD_KEPT_S
 
     def end(self) -> None:
         """Ends it, with what it still has to send."""
@@ -358,11 +376,13 @@ class _Connection(H11Protocol):
     @override
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._unread_s = self.loop.time()
         self._unread_timer = self.loop.call_later(UNREAD_S, self.end)
 
     @override
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._unread_s = None
         if self._unread_timer is not None:
             self._unread_timer.cancel()
 
@@ -458,8 +478,9 @@ def _check_sender(request: Request, listen: ListenConfig) -> None:
     """
     shown = request.headers.get("host", "")
     host = _host_of(shown)
-    names = {"localhost", listen.address.host, socket.gethostname()}
-    if listen.tokens is None and host not in names and not _is_number(host):
+    names = {"localhost", listen.address.host.lower(), socket.gethostname().lower()}
+    is_ours = host in names or _is_number(host) or _is_plain_probe(request)
+    if listen.tokens is None and not is_ours:
         raise HTTPException(
             421,
             f"the request is for {printable(shown)[:64]!r}, which is no name of this "
@@ -480,6 +501,26 @@ def _host_of(shown: str) -> str:
         return parse_address(shown if _has_port(shown) else f"{shown}:0").host.lower()
     except ValueError:
         return ""
+
+
+def _is_plain_probe(request: Request) -> bool:
+    """Whether a program asks for health only; a browser always names a host."""
+    return "host" not in request.headers and request.url.path in PROBES
+
+
+def _own_number(everywhere: str) -> str:
+    """A number by which others reach this machine, which listens everywhere.
+
+    It is that of the interface that leads to other machines: to connect a datagram
+    socket asks the system for it and sends nothing. The numbers are those for
+    documentation (RFC 5737 and RFC 3849).
+    """
+    known = [(socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")]
+    for family, other in reversed(known) if ":" in everywhere else known[:1]:
+        with socket.socket(family, socket.SOCK_DGRAM) as asking, suppress(OSError):
+            asking.connect((other, 9))
+            return str(asking.getsockname()[0])
+    return "localhost"  # no other machine is reached
 
 
 def _has_port(shown: str) -> bool:

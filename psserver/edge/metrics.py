@@ -6,6 +6,7 @@ base units, `_total` after what only grows. A label has few values, whoever call
 workers are those who are members now, or the names that their scripts have logged.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +15,17 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from typing_extensions import override
 
 from psserver.edge.access import Access
 from psserver.edge.admin import AdminPort
 from psserver.edge.open_calls import OpenCalls
+from psserver.edge.shared_answer import SharedAnswer
 from pswire.membership import Mode, WorkerState
 from pswire.membership_codec import known
 from pswire.metric_rows import Kind, Labelled, Metric
@@ -38,11 +42,40 @@ def metrics_route(*collectors: Collector) -> Route:
         registry.register(each)
     ProcessCollector(registry=registry)
 
+    formats = {asked: _format(registry, asked) for asked in ("", _OPEN_METRICS)}
+
     async def metrics(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), media_type=content_type)
+        # What else a caller says of a format would have as many answers kept.
+        is_open = _OPEN_METRICS in request.headers.get("accept", "")
+        answer, content_type = formats[_OPEN_METRICS if is_open else ""]
+        return Response(await answer.get(), media_type=content_type)
 
     return Route("/metrics", metrics)
+
+
+_OPEN_METRICS: Final = "application/openmetrics-text"
+
+
+def _format(registry: CollectorRegistry, asked: str) -> tuple[SharedAnswer, str]:
+    """What answers in a format, and its content type."""
+    encode, content_type = choose_encoder(asked)
+
+    async def make() -> bytes:
+        # Here what changes is read, and beside the event loop it is written down.
+        return await asyncio.to_thread(encode, _Collected(list(registry.collect())))
+
+    return SharedAnswer(make), content_type
+
+
+@dataclass(frozen=True, slots=True)
+class _Collected(Collector):
+    """What was read, as a registry gives it."""
+
+    families: list[Family]
+
+    @override
+    def collect(self) -> Iterable[Family]:
+        return self.families
 
 
 # Every daemon

@@ -3735,8 +3735,8 @@ BUGS = (
         (
             Edit(
                 "psserver/edge/admin.py",
-                "if listen.tokens is None and host not in names and not",
-                "if listen.tokens is not None and host not in names and not",
+                "if listen.tokens is None and not is_ours:",
+                "if listen.tokens is not None and not is_ours:",
             ),
         ),
         tests=(
@@ -3770,12 +3770,64 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "answers that nobody reads hold every place of the admin port",
+        (
+            Edit(
+                "psserver/edge/admin.py",
+                "for connection in chain(unread, idle):",
+                "for connection in chain(idle, unread):",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_admin.py::test_answers_that_nobody_reads_make_room_for_the_next_one",
+        ),
+    ),
+    PlantedBug(
+        "each scrape reads the job anew",
+        (
+            Edit(
+                "psserver/edge/shared_answer.py",
+                "if self._now_s() - self._made_s >= KEPT_S:",
+                "if self._now_s() - self._made_s >= 0.0:",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/edge/test_shared_answer.py::test_who_asks_within_a_second_gets_the_same",
+        ),
+    ),
+    PlantedBug(
+        "one worker fills a trace",
+        (
+            Edit(
+                "psserver/coordinator/core/tracing.py",
+                "{kind: 2 * count for kind, count in kinds.items()}",
+                "dict.fromkeys(kinds, 1)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_tracing.py::test_no_process_takes_the_room_of_another",
+        ),
+    ),
+    PlantedBug(
+        "a password with a slash is shown",
+        (
+            Edit(
+                "protos/pswire/names.py",
+                '"://.*@"',
+                '"://[^/]*@"',
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/checkpoint/test_storage.py::test_a_url_is_shown_without_its_password",
+        ),
+    ),
+    PlantedBug(
         "a full admin port takes nobody new",
         (
             Edit(
                 "psserver/edge/admin.py",
-                "            if connection.is_idle:\n",
-                "            if connection.is_idle and not connection.is_made:\n",
+                "for each in all_of_them if each.is_idle)",
+                "for each in all_of_them if each.is_idle and not each.is_made)",
             ),
         ),
         tests=(
@@ -4238,8 +4290,8 @@ BUGS = (
         (
             Edit(
                 "psserver/coordinator/core/diagnosis.py",
-                "steps.send_ms + steps.wait_ms - self.peer_wait_ms)",
-                "steps.send_ms + steps.wait_ms)",
+                "steps.send_ms + steps.wait_ms - (self.peer_wait_ms or 0.0)",
+                "steps.send_ms + steps.wait_ms",
             ),
         ),
         tests=(

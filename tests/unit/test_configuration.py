@@ -148,7 +148,7 @@ def test_without_a_role_all_that_is_set_is_shown(
 
 def test_secrets_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "job.toml"
-    path.write_text('[coordinator]\ncheckpoint_dir = "s3://me:hunter2@bucket/x"\n')
+    path.write_text('[coordinator]\ncheckpoint_dir = "s3://me:/hunter2@bucket/x"\n')
     monkeypatch.setenv("PS_TOKEN", "hunter3")
     for words in ([], ["--json"], ["--role=coordinator"], ["--role=worker"]):
         done = RUN.invoke(psctl_app, ["config", "show", f"--config={path}", *words])

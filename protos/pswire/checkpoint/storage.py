@@ -6,7 +6,6 @@ A file is there under its name when all of it is durable, and not before.
 import errno
 import io
 import os
-import re
 import secrets
 import stat
 import tempfile
@@ -23,7 +22,7 @@ from pswire.checkpoint.errors import (
     MissingError,
     StorageError,
 )
-from pswire.names import printable
+from pswire.names import printable, shown_url
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -80,11 +79,6 @@ class Storage(Protocol):
 
     def remove_folder(self, folder: str) -> None:
         """Deletes a folder, if it is there and empty."""
-
-
-def shown_url(url: str) -> str:
-    """A URL or a path for people: without a password."""
-    return re.sub(r"://[^/]*@", "://...@", printable(url))
 
 
 def storage_of(url: str) -> Storage:

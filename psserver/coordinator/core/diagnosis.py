@@ -100,7 +100,8 @@ class WorkerFacts:
         name: Its id.
         lost_ms: Time without a sign of life; 0 while there is one.
         steps: What its steps take lately; None where that is not known.
-        peer_wait_ms: Of a step, how long its push waits for those of others.
+        peer_wait_ms: Of a step, how long its push waits for those of others; None where
+            that is not known.
         activity: What it does now.
         activity_ms: For how long it has done that.
         is_awaited: Whether shards have waited for it for seconds.
@@ -110,7 +111,7 @@ class WorkerFacts:
     name: str
     lost_ms: int = 0
     steps: StepMeans | None = None
-    peer_wait_ms: float = 0.0
+    peer_wait_ms: float | None = None
     activity: Activity = Activity.UNKNOWN
     activity_ms: int = 0
     is_awaited: bool = False
@@ -121,11 +122,11 @@ class WorkerFacts:
         """Its own parts of a step, by what is slow where one of them is long."""
         steps = self.steps
         assert steps is not None, "only steps that are known are compared"
-        link_ms = max(0.0, steps.send_ms + steps.wait_ms - self.peer_wait_ms)
+        alone_ms = steps.send_ms + steps.wait_ms - (self.peer_wait_ms or 0.0)
         return {
             Cause.STRAGGLER: steps.compute_ms,
             Cause.WAITING_FOR_DATA: steps.load_ms,
-            Cause.SLOW_LINK: link_ms,
+            Cause.SLOW_LINK: max(0.0, alone_ms),
         }
 
     @property
@@ -215,7 +216,7 @@ def _worker_facts(
         name=name,
         lost_ms=max(1, now_ms - entry.heard_ms) if is_lost else 0,
         steps=entry.work.lately(),
-        peer_wait_ms=core.shards.peer_wait_ms(entry.worker) or 0.0,
+        peer_wait_ms=core.shards.peer_wait_ms(entry.worker),
         activity=Activity.UNKNOWN if newest is None else newest.activity,
         activity_ms=0 if newest is None else newest.activity_ms,
         is_awaited=name in awaited,

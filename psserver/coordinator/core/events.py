@@ -10,8 +10,9 @@ from psserver.coordinator.core.fence import NUMBERS_PER_START
 EVENT_COUNT_MAX = 1_000
 """Events that are remembered, the newest ones."""
 
-TEXT_LENGTH_MAX = 2_000
-"""Of the text of one: that of an error may be as long as a stack."""
+TEXT_BYTES_MAX = 2_000
+"""Of the text of one, in UTF-8: that of an error may be as long as a stack, and all
+events go into one message."""
 
 
 class EventKind(StrEnum):
@@ -89,12 +90,13 @@ class Events:
         clock: int | None = None,
     ) -> None:
         """Notes that something has happened."""
+        short = text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore")
         self._ring.append(
             JobEvent(
                 number=self._next_number,
                 at_ms=at_ms,
                 kind=kind,
-                text=text[:TEXT_LENGTH_MAX],
+                text=short,
                 worker_id=worker_id,
                 shard_index=shard_index,
                 clock=clock,

@@ -149,10 +149,10 @@ class ShardSlot:
 
         None where it had none done.
         """
-        known = [each for each in self.recent if worker in each.done]
-        if len(known) < 2:
+        first = next((each for each in self.recent if worker in each.done), None)
+        if first is None:
             return None
-        first, last = known[0], known[-1]
+        last = next(each for each in reversed(self.recent) if worker in each.done)
         count = last.done[worker] - first.done[worker]
         waited_s = last.waits.get(worker, 0.0) - first.waits.get(worker, 0.0)
         return 1000 * waited_s / count if count > 0 else None

@@ -1,13 +1,27 @@
 """The trace that is being recorded, of all workers and shards of a job."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pswire.reasons import ErrorReason, Refusal
 
 SPAN_COUNT_MAX: Final = 65_536
 """Most spans of a trace; an answer has them all."""
+
+SPAN_BYTES_MAX: Final = 5 << 20
+"""Most bytes of them, which leaves room for names of processes in a message."""
+
+_FIELD_BYTES: Final = 4
+"""Of a span in a message, beside itself, at most."""
+
+
+class SizedSpan(Protocol):
+    """A span as it goes into an answer."""
+
+    def ByteSize(self) -> int:
+        """Bytes that it takes."""
 
 
 @dataclass(slots=True)
@@ -18,11 +32,13 @@ class RecordedProcess:
         spans: As it has sent them.
         clock_offset_us: To be added to its clock for that of this process.
         clock_error_us: Largest error of that, -1 where it isn't known.
+        byte_count: What they take.
         left_out_count: Spans that there was no room for.
         is_complete: Whether all steps are there.
     """
 
     spans: list[Any] = field(default_factory=list)
+    byte_count: int = 0
     clock_offset_us: int = 0
     clock_error_us: int = -1
     left_out_count: int = 0
@@ -44,7 +60,7 @@ class Tracing:
         self.number = start_count << 20
         self.step_count = self.begin_us = 0
         self.processes: dict[str, RecordedProcess] = {}
-        self._span_count = 0
+        self._shares: dict[str, int] = {}
 
     def begin(self, step_count: int, names: Collection[str], begin_us: int = 0) -> None:
         """Has processes record from a moment on, by when all have heard of it.
@@ -62,7 +78,10 @@ class Tracing:
         self.number += 1
         self.step_count, self.begin_us = step_count, begin_us
         self.processes = {name: RecordedProcess() for name in sorted(names)}
-        self._span_count = 0
+        # Half is for the workers and half for the shards, and each gets as much of
+        # that: one that sends what it likes takes no room of another.
+        kinds = Counter(map(_kind_of, names))
+        self._shares = {kind: 2 * count for kind, count in kinds.items()}
 
     def end(self) -> dict[str, RecordedProcess]:
         """Records no more; what there is."""
@@ -73,7 +92,7 @@ class Tracing:
         self,
         name: str,
         number: int,
-        spans: Sequence[object],
+        spans: Sequence[SizedSpan],
         *,
         clock: tuple[int, int],
         left_out_count: int,
@@ -92,10 +111,18 @@ class Tracing:
         process = self.processes.get(name)
         if process is None or number != self.number:
             return
-        taken = spans[: SPAN_COUNT_MAX - self._span_count]
-        self._span_count += len(taken)
-        process.spans.extend(taken)
-        process.left_out_count += left_out_count + len(spans) - len(taken)
+        process.left_out_count += left_out_count
+        share = self._shares[_kind_of(name)]
+        for span in spans:
+            byte_count = span.ByteSize() + _FIELD_BYTES
+            if (
+                len(process.spans) < SPAN_COUNT_MAX // share
+                and process.byte_count + byte_count <= SPAN_BYTES_MAX // share
+            ):
+                process.spans.append(span)
+                process.byte_count += byte_count
+            else:
+                process.left_out_count += 1
         process.clock_offset_us, process.clock_error_us = clock
         process.is_complete = is_complete
 
@@ -106,3 +133,8 @@ class Tracing:
             for name, process in self.processes.items()
             if not process.is_complete and name in present
         ]
+
+
+def _kind_of(name: str) -> str:
+    """Whether a process is a worker or a shard, by its name."""
+    return name.partition(" ")[0]

@@ -111,6 +111,8 @@ class RecentWork:
         self.newest: Work | None = None
         self._reports: deque[tuple[int, Work]] = deque(maxlen=REPORT_COUNT_MAX)
         self._first: Work | None = None
+        self._lately: StepMeans | None = None
+        self._is_measured = True
 
     def take(self, work: Work, now_ms: int) -> int:
         """Takes a report; one that a newer one has overtaken changes nothing.
@@ -125,6 +127,7 @@ class RecentWork:
         ):
             return 0
         self.newest = work
+        self._is_measured = False
         counters = replace(work, encodings={}, metrics={})
         self._reports.append((now_ms, counters))
         if self._first is None and work.step_count:
@@ -138,6 +141,11 @@ class RecentWork:
         The first one is left out: it waits for what is made once, such as a loader's
         processes or a compiled model.
         """
+        if not self._is_measured:
+            self._lately, self._is_measured = self._measured(), True
+        return self._lately
+
+    def _measured(self) -> StepMeans | None:
         if self._first is None:
             return None
         at_ms, newest = self._reports[-1]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from psserver.coordinator.core.checkpoints import Checkpoints, CommittedCheckpoint
 from psserver.coordinator.core.coordinator import CoordinatorCore
-from psserver.coordinator.core.diagnosis import diagnose, facts_of
+from psserver.coordinator.core.diagnosis import WorkerFacts, diagnose, facts_of
 from psserver.coordinator.core.events import JobEvent
 from psserver.coordinator.core.roster import GONE, PRESENT, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot
@@ -13,10 +13,10 @@ from psserver.coordinator.host.job_waits import JobWaits
 from psserver.coordinator.rpc.watch_codec import address_message
 from pswire.aggregation import NO_COUNTS
 from pswire.awaited import NOT_KNOWN
-from pswire.checkpoint.storage import shown_url
 from pswire.data_codec import epoch_message
 from pswire.membership import Member, WorkerState
 from pswire.membership_codec import identity_message, settings_message
+from pswire.names import shown_url
 from pswire.privacy import Privacy
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2
@@ -39,19 +39,20 @@ def status_message(
     start = core.progress.start_point
     first_clock = start.clock if start is not None else 0
     mode_clock = record.mode_clock if record is not None else 0
-    found = diagnose(facts_of(core, now_ms))
+    facts = facts_of(core, now_ms)
+    found = diagnose(facts)
     started_ms = core.progress.started_ms
-    work = [
-        means
+    samples = [
+        means.samples_per_s
         for entry in core.roster.in_state(*PRESENT)
         if (means := entry.work.lately()) is not None
+        and means.samples_per_s is not None
     ]
-    samples = [each.samples_per_s for each in work if each.samples_per_s is not None]
     status = messages.GetStatusResponse(
         settings=settings_message(core.settings),
         phase=messages.JobPhase.ValueType(core.phase.value),
         generation=record.generation if record is not None else 0,
-        workers=_worker_statuses(core, now_ms),
+        workers=_worker_statuses(core, facts.workers, now_ms),
         shards=[_shard_status(core, slot, now_ms) for slot in core.shards.slots],
         waiting_for=waits.text(now_ms),
         snapshot_version=newest.version if newest is not None else -1,
@@ -170,11 +171,14 @@ def saved_message(
     )
 
 
-def _worker_statuses(core: CoordinatorCore, now_ms: int) -> list[messages.WorkerStatus]:
+def _worker_statuses(
+    core: CoordinatorCore, facts: Iterable[WorkerFacts], now_ms: int
+) -> list[messages.WorkerStatus]:
     record = core.record
     members = {m.worker: m for m in record.members} if record is not None else {}
     clocks = {worker: core.shards.clock_of(m) for worker, m in members.items()}
     slowest = min(clocks.values(), default=0)
+    peer_waits = {each.name: each.peer_wait_ms for each in facts}
     return [
         _worker_status(
             core,
@@ -183,6 +187,7 @@ def _worker_statuses(core: CoordinatorCore, now_ms: int) -> list[messages.Worker
             members.get(entry.worker),
             clock=clocks.get(entry.worker),
             slowest_clock=slowest,
+            peer_wait_ms=peer_waits.get(entry.worker.worker_id),
         )
         for entry in core.roster.in_state(*set(WorkerState).difference(GONE))
     ]
@@ -196,6 +201,7 @@ def _worker_status(
     *,
     clock: int | None,
     slowest_clock: int,
+    peer_wait_ms: float | None,
 ) -> messages.WorkerStatus:
     # Shards count alike; one may have reported a moment ago.
     gradients = max(
@@ -223,8 +229,7 @@ def _worker_status(
         unreached_shards=core.reach.unreached(entry.worker, now_ms),
     )
     if entry.work.newest is not None:
-        waits_ms = core.shards.peer_wait_ms(entry.worker)
-        status.work.CopyFrom(_work_status(entry.work, waits_ms))
+        status.work.CopyFrom(_work_status(entry.work, peer_wait_ms))
     return status
 
 

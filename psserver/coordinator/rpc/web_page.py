@@ -5,7 +5,10 @@ build. They hold nothing of a job: the page asks for that, with a token where th
 has any.
 """
 
+import asyncio
 import json
+from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
@@ -16,11 +19,13 @@ from starlette.routing import Route
 
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.public_control import PublicControl, checked_bound
+from psserver.edge.shared_answer import SharedAnswer
 from pswire.addresses import Address
 from pswire.limits import NUMBER_MAX, STALENESS_BOUND_DEFAULT
 from pswire.membership import Mode
 from pswire.number_range import NumberRange
 from pswire.status_document import (
+    Document,
     events_document,
     history_document,
     status_document,
@@ -73,21 +78,41 @@ def document_routes(public: PublicControl, address: Address) -> list[Route]:
         address: Where the coordinator is called by gRPC.
     """
 
-    async def status(_: Request) -> Response:
-        return JSONResponse(status_document(public.status(), str(address)))
+    def status() -> Callable[[], Document]:
+        return partial(status_document, public.status(), str(address))
 
-    async def history(_: Request) -> Response:
-        return JSONResponse(history_document(public.history()))
+    def history() -> Callable[[], Document]:
+        return partial(history_document, public.history())
 
     async def events(request: Request) -> Response:
         after = _read_after(request.query_params.get("after", "0"))
         return JSONResponse(events_document(public.events(after)))
 
     return [
-        Route("/status", status),
-        Route("/history", history),
+        _shared_route("/status", status),
+        _shared_route("/history", history),
         Route("/events", events),
     ]
+
+
+def _shared_route(path: str, read: Callable[[], Callable[[], Document]]) -> Route:
+    """A document that all who ask share for a second.
+
+    Args:
+        path: Of the document.
+        read: Reads the job; returns what makes the document of that, in any thread.
+    """
+
+    async def make() -> bytes:
+        document = read()
+        return await asyncio.to_thread(lambda: bytes(JSONResponse(document()).body))
+
+    shared = SharedAnswer(make)
+
+    async def answer(_: Request) -> Response:
+        return Response(await shared.get(), media_type=JSONResponse.media_type)
+
+    return Route(path, answer)
 
 
 def _read_after(text: str) -> int:

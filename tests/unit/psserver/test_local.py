@@ -11,6 +11,8 @@ from psserver.config import CoordinatorConfig, ListenConfig, OptionError
 from psserver.edge.ending import JobFailedError
 from psserver.local import run_local, shard_listen
 from pswire.addresses import parse_address
+from pswire.security.credentials import Credentials
+from tests.doubles.made_certificates import SERVER, MadeCertificates
 
 
 @pytest.mark.parametrize(
@@ -44,15 +46,24 @@ def test_shards_without_a_token_are_refused_where_one_is_asked_for(
         asyncio.run(run_local(config, [], verbose=False))
 
 
-@pytest.mark.parametrize("listen", ["0.0.0.0:7070", "[::]:0"])
-def test_every_address_is_refused(tmp_path: Path, listen: str) -> None:
+@pytest.mark.parametrize(
+    ("listen", "has_tls"),
+    [("0.0.0.0:7070", False), ("[::]:0", False), ("[::]:0", True)],
+)
+def test_every_address_is_refused(tmp_path: Path, listen: str, has_tls: bool) -> None:
+    credentials = MadeCertificates(tmp_path).credentials(SERVER)
     config = CoordinatorConfig(
-        listen=ListenConfig(address=parse_address(listen), insecure=True),
+        listen=ListenConfig(
+            address=parse_address(listen),
+            insecure=not has_tls,
+            credentials=credentials if has_tls else Credentials(),
+        ),
         state_dir=tmp_path,
         shard_count=1,
     )
-    with pytest.raises(OptionError, match=r"workers are told one of each shard"):
+    with pytest.raises(OptionError, match=r"workers are told one of each shard") as e:
         asyncio.run(run_local(config, [], verbose=False))
+    assert ("--insecure" in str(e.value)) is not has_tls
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """The admin port: what it answers, to whom, and what it holds for strangers."""
 
 import asyncio
+import ipaddress
 import json
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ from psserver.edge import admin
 from psserver.edge.access import Access
 from psserver.edge.admin import AdminPort, admin_port
 from psserver.edge.limits import Limits
-from pswire.addresses import Address
+from pswire.addresses import Address, parse_address
 from pswire.reasons import ErrorReason, Refusal
 from pswire.security.roles import Role
 from tests.doubles.job_tokens import JobTokens
@@ -72,9 +73,9 @@ class Served:
         return self.port.url.split("/")[2]
 
     async def connected(self) -> Streams:
-        host, _, number = self.address.rpartition(":")
+        host, number = astuple(parse_address(self.address))
         reader, writer = await asyncio.open_connection(
-            host, int(number), ssl=self._tls, server_hostname=self._tls and "localhost"
+            host, number, ssl=self._tls, server_hostname=self._tls and "localhost"
         )
         self._writers.append(writer)
         return reader, writer
@@ -246,6 +247,40 @@ async def test_a_name_of_somebody_elses_leads_nowhere(host: str, status: int) ->
         assert (await port.ask("/value", Host=host)).status == status
 
 
+@pytest.mark.parametrize("host", ["Trainer-1", "trainer-1:9090", "TRAINER-1"])
+async def test_names_of_this_machine_have_no_case(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Trainer-1")
+    async with served() as port:
+        assert (await port.ask("/value", Host=host)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/healthz", 200), ("/readyz", 200), ("/value", 421), ("/", 421)],
+)
+async def test_a_probe_by_an_old_protocol_needs_no_host(path: str, status: int) -> None:
+    async with served() as port:
+        reader, writer = await port.connected()
+        writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        assert (await read_answer(reader)).status == status
+
+
+@pytest.mark.parametrize("everywhere", ["0.0.0.0", "::"])
+async def test_where_it_listens_everywhere_it_names_a_number_that_answers(
+    everywhere: str,
+) -> None:
+    listen = ListenConfig(address=Address(everywhere, 0), insecure=True)
+    try:
+        async with served(listen) as port:
+            host = parse_address(port.address).host
+            assert host == "localhost" or ipaddress.ip_address(host)
+            assert (await port.ask("/value")).status == 200
+    except ConfigurationError as error:
+        pytest.skip(f"this machine has no such addresses: {error}")
+
+
 async def test_another_origin_changes_nothing() -> None:
     async with served() as port:
         for origin in ("http://evil.example", "null", f"https://{port.address}"):
@@ -387,6 +422,34 @@ async def test_an_answer_that_nobody_reads_ends_its_connection() -> None:
         writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await until(lambda: len(port.port._connections) == 1)
         await until(lambda: not port.port._connections)
+
+
+async def test_answers_that_nobody_reads_make_room_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They don't hold every place for `UNREAD_S`, and who asks is not sent away."""
+    monkeypatch.setattr(admin, "UNREAD_KEPT_S", 0.0)
+    pipelined = b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 64
+    async with served() as port:
+        held = []
+        for _ in range(LIMITS.admin_connections):
+            reader, writer = await port.connected()
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(pipelined)
+            held.append(reader)
+        connections = port.port._connections
+        await until(
+            lambda: (
+                len(connections) == LIMITS.admin_connections
+                and all(each.is_unread for each in connections)
+            )
+        )
+        streams = await port.connected()
+        assert (await port.ask("/value", streams=streams)).status == 200
+        assert (await port.ask("/value")).status == 200
+        # Whoever asks, and reads, is not sent away before those who don't.
+        assert (await port.ask("/value", streams=streams)).status == 200
+        assert port.port.refused_count == 2
 
 
 @pytest.mark.usefixtures("short_times")

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import Request
 
 from psserver.edge.limits import DEFAULT_LIMITS
 from psserver.edge.metrics import (
@@ -19,6 +20,7 @@ from psserver.edge.metrics import (
     JobReadings,
     Process,
     ShardReadings,
+    metrics_route,
 )
 from psserver.edge.open_calls import OpenCalls
 from pswire.membership import Mode, WorkerState
@@ -112,6 +114,36 @@ def test_a_process_says_whom_it_has_refused() -> None:
     }
     assert found["ps_connections_ended_total", (("reason", "surplus"),)] == 3
     assert ("ps_ready", ()) not in found, "there is no admin port"
+
+
+@pytest.mark.parametrize(
+    ("accepts", "media_type"),
+    [
+        ("", "text/plain"),
+        ("text/plain;version=0.0.4", "text/plain"),
+        ("application/openmetrics-text;version=1.0.0", "application/openmetrics-text"),
+        ("application/openmetrics-text; version=a.b", "application/openmetrics-text"),
+        ("text/plain;version=a.b;escaping=nothing", "text/plain"),
+    ],
+)
+async def test_all_who_scrape_within_a_second_share_a_reading(
+    accepts: str, media_type: str
+) -> None:
+    reading_count = 0
+
+    def read() -> JobReadings:
+        nonlocal reading_count
+        reading_count += 1
+        return job()
+
+    route = metrics_route(Rows(JOB, read))
+    headers = [(b"accept", accepts.encode())]
+    request = Request({"type": "http", "headers": headers})
+    answers = [await route.endpoint(request) for _ in range(3)]
+    assert reading_count == 1
+    assert {each.body for each in answers} == {answers[0].body}
+    assert b"ps_job_phase" in answers[0].body
+    assert answers[0].headers["content-type"].startswith(media_type)
 
 
 def test_a_job_before_its_start_has_no_made_up_numbers() -> None:

@@ -324,6 +324,6 @@ def test_a_path_is_a_local_folder(tmp_path: Path, form: str) -> None:
 
 
 def test_a_url_is_shown_without_its_password() -> None:
-    storage = storage_of("memory://user:sec@ret@host/folder")
+    storage = storage_of("memory://user:s/e@c/ret@host/folder")
 
     assert storage.url == "memory://...@host/folder"

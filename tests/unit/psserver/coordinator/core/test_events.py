@@ -1,7 +1,9 @@
 """What a coordinator remembers of what has happened."""
 
 from psserver.coordinator.core.events import EVENT_COUNT_MAX, EventKind, Events
+from psserver.coordinator.rpc.status_report import events_message
 from psserver.edge.coordinator_settings import CoordinatorSettings
+from pswire.limits import MESSAGE_BYTES_MAX, NAME_BYTES_MAX
 from pswire.membership import Mode, WorkerState
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
@@ -23,6 +25,16 @@ def test_numbers_grow_over_starts_and_the_oldest_events_go() -> None:
     again = Events(start_count=1)
     again.add(EventKind.COORDINATOR_STARTED, "", 0)
     assert again.newest_number > events.newest_number
+
+
+def test_all_events_of_long_names_and_texts_fit_one_message() -> None:
+    events = Events()
+    name, text = "\N{KITE}" * (NAME_BYTES_MAX // 4), "\N{KITE}\udc80" * 2_000
+    for at_ms in range(EVENT_COUNT_MAX):
+        events.add(EventKind.CHECKPOINT_FAILED, text, at_ms, worker_id=name)
+    message = events_message(events.after(0), 0.0)
+    assert message.ByteSize() < MESSAGE_BYTES_MAX / 2
+    assert message.events[0].text.startswith("\N{KITE}?\N{KITE}")
 
 
 def test_the_life_of_a_job_is_told_in_its_order() -> None:

@@ -1,5 +1,7 @@
 """The status tells where each worker and shard stands, as the shards last told."""
 
+import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,22 +13,28 @@ from psserver.coordinator.core.start_point import StartPoint
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.rpc.shard_control import ShardControl
+from psserver.coordinator.rpc.web_page import document_routes
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.monotonic import now_ms
+from pswire.addresses import Address
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Mode, WorkerState
 from pswire.reasons import ErrorReason, Refusal
+from pswire.status_document import SCHEMA_VERSION
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2
 from tests.doubles.core_values import TERMS
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+
     from psserver.edge.guard import Context
 
-# No handler here looks at it.
+# No handler here looks at them.
 NO_CONTEXT = cast("Context", None)
+NO_REQUEST = cast("Request", None)
 
 
 @pytest.fixture
@@ -211,6 +219,33 @@ async def test_who_contradicts_itself_is_taken_out_and_named_once(
     await report_fence(host)
     assert (await status(host)).evicted_count == 1
     assert host.core.roster.in_state(WorkerState.EVICTED)
+
+
+@pytest.mark.parametrize("path", ["/status", "/history"])
+async def test_a_job_is_read_once_a_second_for_all_who_look(
+    host: CoordinatorHost, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public, counts = PublicControl(host), Counter[str]()
+
+    def counted(name: str) -> None:
+        read = getattr(public, name)
+
+        def reading() -> object:
+            counts[name] += 1
+            return read()
+
+        monkeypatch.setattr(public, name, reading)
+
+    counted("status")
+    counted("history")
+    monkeypatch.setattr("psserver.edge.shared_answer.KEPT_S", 3600.0)
+    routes = document_routes(public, Address("10.0.0.1", 7070))
+    (route,) = [each for each in routes if each.path == path]
+    answers = [await route.endpoint(NO_REQUEST) for _ in range(5)]
+    assert counts == {path.removeprefix("/"): 1}
+    assert len({each.body for each in answers}) == 1
+    assert answers[0].headers["content-type"] == "application/json"
+    assert json.loads(answers[0].body)["schema_version"] == SCHEMA_VERSION
 
 
 async def set_mode(
