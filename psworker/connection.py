@@ -452,7 +452,10 @@ class Connection:
         self._refuse_closed()
         if self._backend.place.rank is None:
             raise ConfigurationError(NOT_PREPARED_TEXT)
-        self._backend.publish(what)
+        if self._engine is not None:
+            self._engine.publish(what)
+        else:
+            self._backend.publish(what)
 
     @at_entrance
     def close(self) -> None:

@@ -73,7 +73,7 @@ class JobBetweenPushes:
     def arrive(self) -> None:
         """Has the script set back if the job has returned to a checkpoint, first."""
         self._session.rewinds.end()
-        self._stepper.pull()
+        self._stepper.catch_up()
 
     def pull(self) -> None:
         """Pulls the newest values."""

@@ -342,6 +342,16 @@ class MemberPushes:
         """Raises a `ClosedError` once the connection is closed."""
         self._refuse_closed()
 
+    def catch_up(self) -> None:
+        """The script is there, and computes from what is in the tensors now.
+
+        Ends what is pushed for it before its first step, and pulls what that missed.
+
+        Raises:
+            StepTimeoutError: A clock that is open is not complete in time.
+        """
+        self.calls.run(_NEXT, self._as_member, lambda clock: None)
+
     def pull(self) -> None:
         """Pulls the newest values, of a worker that does not push meanwhile.
 

@@ -6,7 +6,7 @@ optimizer has is pushed and taken by a strategy; buffers, and parameters that no
 optimizer has, are the same in both, as in a job without local steps.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from psworker.errors import ConfigurationError
 from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_policies
 from psworker.optim.declared_tensors import refuse_shared_memory, warn_of_extra_state
 from psworker.optim.model_schema import bind_models
+from psworker.optim.published import Published, published_entries
 from psworker.strategies.strategy import Tensors
 
 
@@ -83,7 +84,8 @@ class Anchors:
             name: _twin_of(each, made, copies) for name, each in own.models.items()
         }
         self.models = {id(models[name]): twin for name, twin in twins.items()}
-        anchor = bind_models(twins).tensors
+        self._own = own.tensors
+        self._anchor = anchor = bind_models(twins).tensors
         indexes = own.index_of_tensors()
         held = set(_held_indexes(optimizers, indexes))
         entries = own.schema.entries
@@ -107,6 +109,16 @@ class Anchors:
     def parameters(self) -> list[torch.Tensor]:
         """The worker's own, of all fragments."""
         return [each for fragment in self.fragments for each in fragment.local]
+
+    def published(self, what: Sequence[Published]) -> list[torch.Tensor]:
+        """The twins' tensors of what a script publishes, with the script's values.
+
+        Raises:
+            ConfigurationError: A tensor belongs to no prepared model.
+        """
+        indexes = published_entries(what, self._own)
+        _copy((self._anchor[index], self._own[index]) for index in indexes)
+        return [self._anchor[index] for index in indexes]
 
     def send_followed(self) -> None:
         """Copies buffers, and parameters without an optimizer, into the twins."""

@@ -10,26 +10,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
-from psworker.backends.backend import Backend
+from psworker.backends.backend import GROUP_STRATEGY_TEXT, Backend
+from psworker.backends.local import LOCAL_MODE
 from psworker.errors import ConfigurationError, PsError, UnsupportedError
 from psworker.optim.checks import check_objects
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.prepare import KINDS, PrepareOptions
+from psworker.optim.published import Published
+from psworker.optim.wrappers import data_parallel_in
 from psworker.strategies.anchors import Anchors
 from psworker.strategies.rounds import Progress, Rounds, Sent, fragment_in_turn
-from psworker.strategies.strategy import Strategy
+from psworker.strategies.strategy import Strategy, Turn
 from psworker.transport.values import DrawnData
 
 logger: Final = logging.getLogger("psworker")
 
 OUTER_NAME: Final = "outer"
 """Of the outer optimizer in the job; of fragment 1 of several `outer.1`."""
+
+
+_hooks: Final[WeakKeyDictionary[Optimizer, tuple[RemovableHandle, ...]]] = (
+    WeakKeyDictionary()
+)
+"""On each inner optimizer those of the newest engine: they refuse steps once it is
+closed, until the optimizer is prepared again."""
 
 
 class Engine:
@@ -62,10 +74,13 @@ class Engine:
         """
         _refuse_options(options)
         check_objects(call)
+        _check_mode(strategy, backend.place.mode)
         self._strategy = strategy
         self._backend = backend
         self._now = now
         models = call.of_kind("model", nn.Module)
+        if any(data_parallel_in(each) for each in models.values()):
+            raise UnsupportedError(GROUP_STRATEGY_TEXT)
         optimizers: dict[str, Optimizer] = call.of_kind("optimizer", KINDS["optimizer"])
         self._names = {id(each): name for name, each in optimizers.items()}
         self._anchors = Anchors(
@@ -96,12 +111,17 @@ class Engine:
             if id(each) in replaced
         }
         self._worker = backend.between_pushes
-        self._rejoin_count = self._worker.rejoin_count
         self._outers: list[Any] = [replaced.get(id(each), each) for each in outers]
         self.start_over()
         for position, optimizer in enumerate(optimizers.values()):
-            optimizer.register_step_pre_hook(partial(self._before_step, position))
-            optimizer.register_step_post_hook(partial(self._after_step, position))
+            for handle in _hooks.pop(optimizer, ()):  # of a connection before
+                handle.remove()
+            _hooks[optimizer] = (
+                optimizer.register_step_pre_hook(self._before_step),
+                optimizer.register_step_post_hook(
+                    partial(self._after_step, is_first=not position)
+                ),
+            )
 
     @property
     def replaced(self) -> Mapping[int, Any]:
@@ -126,6 +146,7 @@ class Engine:
 
     def start_over(self) -> None:
         """The worker has joined, or joined anew: it goes on from the job's values."""
+        self._rejoin_count = self._worker.rejoin_count
         self._rounds.start_over()
         self._samples_of_others = 0.0
         self._is_new = True
@@ -156,7 +177,19 @@ class Engine:
             self._anchors.take_followed()
 
     def before_draw(self) -> None:
-        """The script asks for a batch."""
+        """The script asks for a batch: waits for a round that is this worker's."""
+        while self._rounds.is_clean and not self._strategy.takes_part(self._turn()):
+            self.contribute(self._outers[self._next_fragment()].push_nothing)
+
+    def publish(self, what: Sequence[Published]) -> None:
+        """Makes values that the script has set those of the job, and of the anchor.
+
+        Raises:
+            ConfigurationError: A tensor belongs to no prepared model.
+        """
+        self._finish_push()
+        self._backend.publish(self._anchors.published(what))
+        self._rejoined()
 
     def close(self) -> None:
         """Pushes what was trained and not pushed: the script is done."""
@@ -177,35 +210,32 @@ class Engine:
 
     # The hooks of the inner optimizers
 
-    def _before_step(
-        self, position: int, optimizer: Optimizer, args: object, kwargs: object
-    ) -> None:
+    def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self._worker.refuse_out()
         self._finish_push()
         self._rejoined()
-        is_void = self._worker.is_void(self._names[id(optimizer)])
-        if self._is_new and not is_void:
-            self._worker.arrive()
-            self._anchors.start_over()
-            self._is_new = False
-        if is_void:
+        if self._worker.is_void(self._names[id(optimizer)]):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None  # the step then changes nothing
             return
+        if self._is_new:
+            self._worker.arrive()
+            self.start_over()
+            self._is_new = False
         with torch.no_grad():
             for fragment in self._anchors.fragments:
                 self._strategy.before_step(fragment.local, fragment.anchor)
 
     def _after_step(
-        self, position: int, optimizer: Optimizer, args: object, kwargs: object
+        self, optimizer: Optimizer, args: object, kwargs: object, *, is_first: bool
     ) -> None:
         drawn = self._worker.take_drawn(self._names[id(optimizer)])
         if drawn.is_of_lost or self._is_new:
             return
         self._counts_samples |= drawn.sample_count is not None
         sample_count = drawn.sample_count or 0.0
-        if position:
+        if not is_first:
             self._samples_of_others += sample_count
             self._rounds.hold(drawn.ranges)
             return
@@ -220,6 +250,10 @@ class Engine:
             self._push()
 
     # Pushes
+
+    def _turn(self) -> Turn:
+        place = self._backend.place
+        return Turn(place.clock + 1, place.rank or 0, place.worker_count)
 
     def _progress(self) -> Progress:
         rounds, place = self._rounds, self._backend.place
@@ -289,6 +323,21 @@ class Engine:
         self._rejoin_count = count
         self.start_over()
         return True
+
+
+def _check_mode(strategy: Strategy, mode: str) -> None:
+    """Checks that a strategy works in the mode of the job.
+
+    Raises:
+        UnsupportedError: It does not.
+    """
+    if mode not in (*strategy.modes, LOCAL_MODE, ""):
+        wanted = " or ".join(strategy.modes)
+        raise UnsupportedError(
+            f"{type(strategy).__name__} works in a job in mode {wanted}, and this one "
+            f"is in {mode}: start it with --mode {strategy.modes[0]}, or change it "
+            f"with psctl mode {strategy.modes[0]}"
+        )
 
 
 def refuse_again(*, is_first: bool) -> None:
