@@ -16,6 +16,11 @@ class BetweenPushes(Protocol):
         """How often the worker was evicted and has joined again."""
         ...
 
+    @property
+    def position(self) -> int:
+        """The worker's place among the members by rank, from 0 without a gap."""
+        ...
+
     def refuse_out(self) -> None:
         """Checks that the worker is in the job, as far as it knows.
 
@@ -65,6 +70,12 @@ class JobBetweenPushes:
     def rejoin_count(self) -> int:
         """How often the worker was evicted and has joined again."""
         return self._stepper.rejoin_count
+
+    @property
+    def position(self) -> int:
+        """The worker's place among the members of the newest record."""
+        record, rank = self._session.membership.record, self._stepper.member.rank
+        return sum(each.rank < rank for each in record.members) if record else 0
 
     def refuse_out(self) -> None:
         """Checks that the connection is open."""

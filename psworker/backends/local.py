@@ -211,6 +211,7 @@ class StepCount:
 
     Attributes:
         rejoin_count: 0, since it can't be evicted.
+        position: 0, since it is alone.
         takes_drawn: Whether a step takes what was drawn: not where local steps do.
         is_closed: Whether further steps are refused.
         clip_grad_norm: Norm that gradients are clipped to, `None` for no clipping.
@@ -219,6 +220,7 @@ class StepCount:
     """
 
     rejoin_count = 0
+    position = 0
     takes_drawn = True
 
     def __init__(self, mode: str) -> None:

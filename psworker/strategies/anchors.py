@@ -19,7 +19,6 @@ from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_po
 from psworker.optim.declared_tensors import refuse_shared_memory, warn_of_extra_state
 from psworker.optim.model_schema import bind_models
 from psworker.optim.published import Published, published_entries
-from psworker.strategies.strategy import Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Fragment:
     anchor: list[torch.Tensor]
     local: list[torch.Tensor]
 
-    def set_gradients(self, pushed: Tensors) -> None:
+    def set_gradients(self, pushed: Sequence[torch.Tensor | None]) -> None:
         """Puts what a strategy pushes where the outer optimizer looks for it."""
         for parameter, gradient in zip(self.anchor, pushed, strict=True):
             parameter.grad = gradient

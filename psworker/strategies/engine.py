@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -92,6 +92,10 @@ class Engine:
         self._rounds = Rounds(strategy.fragment_count, strategy.taken_after)
         self._is_new = False  # no local step was taken since the worker has joined
         self._is_closed = False
+        kind = type(strategy)
+        self._changes_gradients = kind.before_step is not Strategy.before_step
+        self._has_turns = kind.takes_part is not Strategy.takes_part
+        self._takes_part = False  # in the round that is under way, as far as asked
         self._counts_samples = False
         self._samples_of_others = 0.0  # behind steps of the further optimizers
         self._weight = 0.0  # of the push under way
@@ -122,6 +126,9 @@ class Engine:
                     partial(self._after_step, is_first=not position)
                 ),
             )
+        if self._has_turns:
+            for model in self.models:
+                model.register_forward_pre_hook(self._before_forward)
 
     @property
     def replaced(self) -> Mapping[int, Any]:
@@ -150,6 +157,7 @@ class Engine:
         self._rounds.start_over()
         self._samples_of_others = 0.0
         self._is_new = True
+        self._takes_part = False
         self._anchors.start_over()
 
     def end_round(self) -> None:
@@ -170,6 +178,7 @@ class Engine:
         if not self._rounds.is_clean:
             self._push()
             return
+        self._takes_part = False
         push_nothing()
         if not self._rejoined():
             for fragment in range(len(self._anchors.fragments)):
@@ -178,8 +187,14 @@ class Engine:
 
     def before_draw(self) -> None:
         """The script asks for a batch: waits for a round that is this worker's."""
+        if not self._has_turns or self._takes_part:
+            return
+        self._begin()
         while self._rounds.is_clean and not self._strategy.takes_part(self._turn()):
             self.contribute(self._outers[self._next_fragment()].push_nothing)
+            self._begin()
+        # Asked once: who joins or is lost within a round changes nothing about it.
+        self._takes_part = True
 
     def publish(self, what: Sequence[Published]) -> None:
         """Makes values that the script has set those of the job, and of the anchor.
@@ -210,19 +225,46 @@ class Engine:
 
     # The hooks of the inner optimizers
 
-    def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        self._worker.refuse_out()
-        self._finish_push()
-        self._rejoined()
-        if self._worker.is_void(self._names[id(optimizer)]):
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None  # the step then changes nothing
-            return
+    def _begin(self) -> None:
+        """Takes the newest values, before all else that the script does."""
         if self._is_new:
             self._worker.arrive()
             self.start_over()
             self._is_new = False
+
+    def _before_forward(self, model: nn.Module, _: object) -> None:
+        """A model is called to train, with data that is not of the job."""
+        if not self._takes_part and model.training and torch.is_grad_enabled():
+            self._worker.refuse_out()
+            self._finish_push()
+            self._rejoined()
+            self.before_draw()
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._worker.refuse_out()
+        self._finish_push()
+        self._rejoined()
+        change = self._change_gradients
+        if self._worker.is_void(self._names[id(optimizer)]):
+            change = partial(_clear_gradients, optimizer)
+        else:
+            self._begin()
+            self.before_draw()
+            if not self._changes_gradients:
+                return None
+        own, *given = args  # the optimizer, and what its step was called with
+        closure = given[0] if given else kwargs.get("closure")
+        if closure is None:
+            change()
+            return None
+        followed = _followed(closure, change)
+        if given:
+            return (own, followed, *given[1:]), kwargs
+        return args, {**kwargs, "closure": followed}
+
+    def _change_gradients(self) -> None:
         with torch.no_grad():
             for fragment in self._anchors.fragments:
                 self._strategy.before_step(fragment.local, fragment.anchor)
@@ -253,7 +295,7 @@ class Engine:
 
     def _turn(self) -> Turn:
         place = self._backend.place
-        return Turn(place.clock + 1, place.rank or 0, place.worker_count)
+        return Turn(place.clock + 1, self._worker.position, place.worker_count)
 
     def _progress(self) -> Progress:
         rounds, place = self._rounds, self._backend.place
@@ -285,7 +327,7 @@ class Engine:
             if self._rejoined():
                 return
         with torch.no_grad():
-            pushed = self._strategy.push(fragment.anchor, fragment.local)
+            pushed = self._strategy.push(fragment.anchor, fragment.local, progress)
         fragment.set_gradients(pushed)
         self._anchors.send_followed()
         self._weight = float(self._strategy.weight(progress))
@@ -306,6 +348,7 @@ class Engine:
         self._anchors.fragments[sent.fragment].clear_gradients()
         if self._rejoined():
             return
+        self._takes_part = False
         self._rounds.settle(has_counted=True)
         self._take(self._rounds.take())
         self._anchors.take_followed()
@@ -323,6 +366,27 @@ class Engine:
         self._rejoin_count = count
         self.start_over()
         return True
+
+
+def _clear_gradients(optimizer: Optimizer) -> None:
+    """Has the step that follows change nothing."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+def _followed(
+    closure: Callable[[], Any], change: Callable[[], None]
+) -> Callable[[], Any]:
+    """A closure whose gradients are changed once it has computed them."""
+
+    @wraps(closure)
+    def followed() -> Any:  # noqa: ANN401, as the script's
+        loss = closure()
+        change()
+        return loss
+
+    return followed
 
 
 def _check_mode(strategy: Strategy, mode: str) -> None:

@@ -20,12 +20,12 @@ class Turn:
 
     Attributes:
         clock: Clock that the round completes.
-        rank: The worker's place in the job.
-        worker_count: Workers of the job.
+        place: The worker's place among the members, by rank, from 0 without a gap.
+        worker_count: Members of the job.
     """
 
     clock: int
-    rank: int
+    place: int
     worker_count: int
 
 
@@ -78,7 +78,9 @@ class Strategy:
             "as in `return progress.step_count >= 50`"
         )
 
-    def push(self, anchor: Tensors, local: Tensors) -> Tensors:
+    def push(
+        self, anchor: Tensors, local: Tensors, progress: Progress
+    ) -> Sequence[torch.Tensor | None]:
         """What is pushed, in the place of a gradient; by default `anchor - local`.
 
         May change `local` in place, as an elastic force does.
@@ -86,9 +88,11 @@ class Strategy:
         Args:
             anchor: The job's values, as this worker has them.
             local: The worker's own parameters.
+            progress: Where the worker stands.
 
         Returns:
-            A new tensor for each parameter, of its shape and dtype.
+            A new tensor for each parameter, of its shape and dtype; None for one that
+            is left as it is, as by an optimizer without a gradient.
         """
         return torch._foreach_sub(list(anchor), list(local))
 
@@ -101,11 +105,15 @@ class Strategy:
         torch._foreach_copy_(list(local), list(anchor))
 
     def before_step(self, local: Tensors, anchor: Tensors) -> None:
-        """Called before each local step, when gradients are there; may change them."""
+        """Called before each local step, when gradients are there; may change them.
+
+        Where the step has a closure, after each of its calls.
+        """
 
     def takes_part(self, turn: Turn) -> bool:
-        """Whether a worker trains in a round; all workers must answer alike.
+        """Whether a worker trains in a round, asked at its beginning, in BSP.
 
-        One that does not pushes nothing, and takes the new anchor.
+        By what `turn` says alone, so that all workers know the same ones. A worker
+        that does not take part pushes nothing, and takes the new anchor.
         """
         return True
