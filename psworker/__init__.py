@@ -63,7 +63,13 @@ if TYPE_CHECKING:
     from psworker.optim.privacy import DifferentialPrivacy
     from psworker.optim.push_result import PushResult
     from psworker.snapshots.snapshot import Snapshot, SnapshotReader
-    from psworker.strategies.local_steps import LocalSteps
+    from psworker.strategies.diloco import DiLoCo
+    from psworker.strategies.local_steps import (
+        LocalSteps,
+        ModelAveraging,
+        PostLocalSGD,
+    )
+    from psworker.strategies.pace import Growing, ShareOfTime
     from psworker.strategies.rounds import Progress
     from psworker.strategies.strategy import Strategy
     from psworker.tensors.compression import Compression
@@ -78,17 +84,21 @@ __all__ = [
     "CorruptionError",
     "DataOrderError",
     "DelayedNesterov",
+    "DiLoCo",
     "DifferentialPrivacy",
     "EvictedError",
+    "Growing",
     "HyperparameterError",
     "JobEndedError",
     "JobFailedError",
     "LimitError",
     "LocalConnection",
     "LocalSteps",
+    "ModelAveraging",
     "OptimizerMismatchError",
     "OptimizerUnsupportedError",
     "PermissionDeniedError",
+    "PostLocalSGD",
     "PrivacyBudgetError",
     "Progress",
     "ProtocolError",
@@ -98,6 +108,7 @@ __all__ = [
     "SchemaMismatchError",
     "ServerError",
     "ShardLostError",
+    "ShareOfTime",
     "Snapshot",
     "SnapshotError",
     "SnapshotGoneError",
@@ -122,7 +133,12 @@ _MODULES = {
     "LocalConnection": "connection",
     "connect": "connecting",
     "DifferentialPrivacy": "optim.privacy",
+    "DiLoCo": "strategies.diloco",
+    "Growing": "strategies.pace",
     "LocalSteps": "strategies.local_steps",
+    "ModelAveraging": "strategies.local_steps",
+    "PostLocalSGD": "strategies.local_steps",
+    "ShareOfTime": "strategies.pace",
     "Progress": "strategies.rounds",
     "PushResult": "optim.push_result",
     "Rewind": "member.rewinds",

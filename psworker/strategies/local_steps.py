@@ -1,4 +1,4 @@
-"""Local steps in general: every so many steps, with any outer optimizer."""
+"""Local steps and a mean: in general, as model averaging, and after a start in step."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,7 @@ import torch
 from typing_extensions import override
 
 from psworker.errors import ConfigurationError
+from psworker.strategies.pace import Every, Pace, pace_of
 from psworker.strategies.rounds import Progress
 from psworker.strategies.strategy import InnerState, Strategy, Tensors
 
@@ -17,7 +18,7 @@ class LocalSteps(Strategy):
 
     def __init__(
         self,
-        every: int,
+        every: Every | Pace,
         outer: Outer | None = None,
         *,
         inner_state: InnerState = "keep",
@@ -25,7 +26,9 @@ class LocalSteps(Strategy):
         """Takes the length of a round.
 
         Args:
-            every: Local steps of a round.
+            every: Local steps of a round: a number, `Growing(...)` for more and more,
+                or `ShareOfTime(0.1)` for so many that traffic keeps under that share
+                of the time.
             outer: Makes the outer optimizer of the parameters of a fragment, as in
                 `lambda parameters: torch.optim.SGD(parameters, lr=0.7)`; by default
                 SGD of rate 1, so that the workers' values are averaged.
@@ -33,16 +36,17 @@ class LocalSteps(Strategy):
                 `"keep"`, `"reset"` or `"average"`.
 
         Raises:
-            ConfigurationError: `every` is no whole number above 0.
+            ConfigurationError: `every` is no number of local steps.
         """
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ConfigurationError(
-                f"every={every!r} is no number of local steps: give a whole number "
-                "from 1 on"
-            )
-        self.every = every
+        self.pace = pace_of(every)
         self.inner_state = inner_state
         self._outer = outer
+        self._step_count: int | None = None
+
+    @property
+    def step_count(self) -> int | None:
+        """Local steps of the round that is under way, `None` before the first."""
+        return self._step_count
 
     @override
     def outer(self, parameters: Tensors) -> torch.optim.Optimizer:
@@ -52,4 +56,60 @@ class LocalSteps(Strategy):
 
     @override
     def is_due(self, progress: Progress) -> bool:
-        return progress.step_count >= self.every
+        count = self.fragment_count
+        if progress.steps_since_push == 1 or self._step_count is None:
+            self._step_count = self.pace.step_count(self._step_count, progress, count)
+        return progress.steps_since_push * count >= self._step_count
+
+
+class ModelAveraging(LocalSteps):
+    """The mean of the workers' models after every so many local steps: local SGD.
+
+    Stich, "Local SGD Converges Fast and Communicates Little", arXiv 1805.09767. Rounds
+    of 8 steps are in the middle of what Lin et al., arXiv 1808.07217, have tried.
+    """
+
+    def __init__(
+        self, every: Every | Pace = 8, *, inner_state: InnerState = "keep"
+    ) -> None:
+        """Takes the length of a round, and what becomes of inner state, as others."""
+        super().__init__(every, inner_state=inner_state)
+
+
+class PostLocalSGD(ModelAveraging):
+    """In step at first, and local steps from then on.
+
+    Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", arXiv 1808.07217: steps
+    are synchronous until the learning rate decays for the first time, and rounds have
+    16 steps after it. With SGD, with momentum or not, a mean of models after each step
+    is a step with the mean of the gradients.
+    """
+
+    def __init__(
+        self,
+        first_steps: int,
+        every: Every | Pace = 16,
+        *,
+        inner_state: InnerState = "keep",
+    ) -> None:
+        """Takes when rounds begin.
+
+        Args:
+            first_steps: Steps of the job, its clocks, that are made in step.
+            every: Local steps of a round after these.
+            inner_state: As of `LocalSteps`.
+
+        Raises:
+            ConfigurationError: One of the two is no number of steps.
+        """
+        super().__init__(every, inner_state=inner_state)
+        if not isinstance(first_steps, int) or first_steps < 0:
+            raise ConfigurationError(
+                f"first_steps={first_steps!r} is no number of steps: give a whole "
+                "number from 0 on"
+            )
+        self.first_steps = first_steps
+
+    @override
+    def is_due(self, progress: Progress) -> bool:
+        return progress.clock <= self.first_steps or super().is_due(progress)
