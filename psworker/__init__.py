@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from psworker.optim.privacy import DifferentialPrivacy
     from psworker.optim.push_result import PushResult
     from psworker.snapshots.snapshot import Snapshot, SnapshotReader
-    from psworker.strategies.diloco import DiLoCo
+    from psworker.strategies.diloco import DiLoCo, StreamingDiLoCo
     from psworker.strategies.local_steps import (
         LocalSteps,
         ModelAveraging,
@@ -118,6 +118,7 @@ __all__ = [
     "StartTimeoutError",
     "StepTimeoutError",
     "Strategy",
+    "StreamingDiLoCo",
     "UnavailableError",
     "UnsupportedError",
     "VersionMismatchError",
@@ -145,6 +146,7 @@ _MODULES = {
     "Snapshot": "snapshots.snapshot",
     "SnapshotReader": "snapshots.snapshot",
     "Strategy": "strategies.strategy",
+    "StreamingDiLoCo": "strategies.diloco",
     "WorkerConnection": "connection",
 }
 

@@ -486,6 +486,8 @@ class Connection:
             try:
                 if is_mine:
                     self._backend.close(leaves=leaves)
+                    if self._engine is not None:
+                        self._engine.end()
             finally:
                 self._is_closed = True
                 atexit.unregister(self._at_exit)
@@ -498,7 +500,8 @@ class Connection:
             return  # a forked child has no part in the job
         error = getattr(sys, "last_value", None)
         is_over = error is None or error is self._error_at_start or hasattr(sys, "ps1")
-        if is_over and not self._calls.is_busy:
+        is_sending = self._engine is not None and self._engine.is_sending
+        if is_over and (is_sending or not self._calls.is_busy):
             self.close()
         else:
             self._end(leaves=False)

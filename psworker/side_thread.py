@@ -40,10 +40,11 @@ class SideThread:
         self._work.put(run)
         return future
 
-    def close(self) -> None:
-        """Ends the thread, once it has done what was submitted."""
+    def close(self, *, waits: bool = True) -> None:
+        """Ends the thread, once it has done what was submitted; waits for that."""
         self._work.put(_END)
-        self._thread.join()
+        if waits:
+            self._thread.join()
 
     def _serve(self) -> None:
         while (run := self._work.get()) is not _END:

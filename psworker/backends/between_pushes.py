@@ -47,6 +47,10 @@ class BetweenPushes(Protocol):
         """
         ...
 
+    def keep_script_state(self) -> None:
+        """A push begins beside the script, whose registered state goes with it."""
+        ...
+
     def is_void(self, optimizer: str) -> bool:
         """Whether a step would be of data that is not this worker's any more."""
         ...
@@ -89,6 +93,10 @@ class JobBetweenPushes:
     def pull(self) -> None:
         """Pulls the newest values."""
         self._stepper.pull()
+
+    def keep_script_state(self) -> None:
+        """Copies it, as of the next push."""
+        self._stepper.keep_script_state()
 
     def is_void(self, optimizer: str) -> bool:
         """By its batch, or because the job has returned since it was drawn."""

@@ -478,10 +478,10 @@ class DataLink:
         """Completes a step that is under way."""
         self._member().settle()
 
-    def rejoin(self) -> None:
-        """Joins again after an eviction."""
+    def rejoin(self, rejoin_count: int) -> None:
+        """Joins again after an eviction, unless it has since `rejoin_count`."""
         assert self._stepper is not None, "loaders are handed out after joining"
-        self._stepper.rejoin()
+        self._stepper.rejoin(rejoin_count)
         if self._local_training is not None:
             self._local_training.start_over()
         self._session.rewinds.end()

@@ -42,6 +42,7 @@ from psworker.optim.optimizer_class import WRAPS
 from psworker.optim.prepare import KINDS, LocalTraining, PrepareOptions
 from psworker.optim.published import Published
 from psworker.optim.push_result import PushResult
+from psworker.optim.step_contents import RoundPush
 from psworker.tensors.compression import read_compression
 from psworker.tracebacks import at_entrance
 from psworker.transport.ports import Traffic
@@ -251,6 +252,9 @@ class StepCount:
     def pull(self) -> None:
         """Does nothing: there are no newer values."""
 
+    def keep_script_state(self) -> None:
+        """Does nothing: there are no checkpoints."""
+
     def is_void(self, optimizer: str) -> bool:
         """Never: nobody else has its data."""
         return False
@@ -350,7 +354,7 @@ def attach(optimizer: Optimizer, steps: StepCount) -> None:
         closure: Callable[[], Any] | None = None,
         *,
         weight: float | None = None,
-        drawn: DrawnData | None = None,
+        of_round: RoundPush | None = None,
         **others: Any,  # noqa: ANN401, of the user's own class
     ) -> Any:  # noqa: ANN401, what the user's own returns
         steps.refuse_closed()

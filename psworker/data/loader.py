@@ -210,7 +210,7 @@ class LeasedLoader(PreparedLoader):
                         yield batch
                 except EvictedError:
                     if rejoin_count == self._source.rejoin_count:
-                        self._source.rejoin()
+                        self._source.rejoin(rejoin_count)
             is_done = True
             draw.end()
             if not batch_count and draw.shape.batch_count:

@@ -89,8 +89,8 @@ class DataSource(SampleCount, Protocol):
         """Completes a step that is under way, so that reports have its data."""
         ...
 
-    def rejoin(self) -> None:
-        """Joins again after an eviction."""
+    def rejoin(self, rejoin_count: int) -> None:
+        """Joins again after an eviction, unless it has since `rejoin_count`."""
         ...
 
     def open_epoch(self, request: EpochRequest) -> "LoopFuture[Origin]":

@@ -42,11 +42,16 @@ from psworker.optim.optimizer_state import (
 )
 from psworker.optim.push_result import PushResult
 from psworker.optim.shard_state import ShardState, WatchedParameters
-from psworker.optim.step_contents import Groups, OptimizerStep, StateLoad
+from psworker.optim.step_contents import (
+    Groups,
+    OptimizerStep,
+    RoundPush,
+    StateLoad,
+)
 from psworker.optim.user_calls import UserCalls, in_turn
 from psworker.tensors.push_compression import PushCompression
 from psworker.tracebacks import at_entrance
-from psworker.transport.values import DrawnData, OptimizerSettings
+from psworker.transport.values import OptimizerSettings
 
 _WRAPPED_BY_SCHEDULER: Final = "_wrapped_by_lr_sched"
 _STEP_WAS_CALLED: Final = "_opt_called"
@@ -229,7 +234,7 @@ class PreparedOptimizer(Optimizer):
         closure: Callable[[], Any] | None = None,
         *,
         weight: float | None = None,
-        drawn: DrawnData | None = None,
+        of_round: RoundPush | None = None,
     ) -> None:
         """Pushes the gradients and leaves the newest admissible parameters.
 
@@ -237,8 +242,7 @@ class PreparedOptimizer(Optimizer):
             closure: Not taken: shards can't call a function of this process.
             weight: Number of samples behind the gradient. By default those drawn from
                 prepared loaders since the last step, or 1 where there is none.
-            drawn: Of a strategy: the data behind it, by default what was drawn since
-                the last step.
+            of_round: Of a strategy: what ends a round of local steps with it.
 
         Raises:
             StepTimeoutError: Some worker or shard did not come in time.
@@ -265,7 +269,7 @@ class PreparedOptimizer(Optimizer):
             is_finite=found_inf is None or not found_inf.item(),
             scale=getattr(self, "grad_scale", None),
             is_awaited=bool(self.loss_scales),
-            drawn=drawn,
+            of_round=of_round,
         )
         result = self._steps.step(wanted)
         if result is not None and found_inf is not None:

@@ -28,6 +28,25 @@ class StateLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPush:
+    """What a push has that ends a round of local steps.
+
+    Attributes:
+        drawn: The data behind it.
+        clock: The clock that it is meant for.
+        rejoin_count: How often the worker had joined again when it was made. If it has
+            since, or if the push would be of another clock, as after a change of the
+            mode, nothing is pushed.
+        is_beside: Whether it is made beside the script, which takes further steps.
+    """
+
+    drawn: DrawnData
+    clock: int
+    rejoin_count: int
+    is_beside: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
     """A step of an optimizer, as its script has it.
 
@@ -42,7 +61,7 @@ class OptimizerStep:
         scale: Loss scale that the gradient still carries.
         is_awaited: Whether the script needs the result before it goes on.
         averaged_over: Processes over which a gradient that is to be a sum was averaged.
-        drawn: Data behind it, `None` for what was drawn since the last one.
+        of_round: Of a strategy; `None` for a step on what was drawn since the last one.
     """
 
     spec: OptimizerSpec
@@ -55,7 +74,7 @@ class OptimizerStep:
     scale: torch.Tensor | None = None
     is_awaited: bool = False
     averaged_over: int = 1
-    drawn: DrawnData | None = None
+    of_round: RoundPush | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

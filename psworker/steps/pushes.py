@@ -284,13 +284,22 @@ class MemberPushes:
             except EvictedError:
                 self._rejoin()
 
-    def rejoin(self) -> None:
+    def rejoin(self, rejoin_count: int) -> None:
         """Joins again after an eviction that was noticed between two steps.
 
         A gradient that was begun with data of the start before is thrown away by the
         next step: that data went back to the others.
+
+        Args:
+            rejoin_count: That of the start that was evicted. Nothing is done if a push
+                beside the script has joined again since.
         """
-        self.calls.run(_NEXT, self._rejoin)
+
+        def rejoin() -> None:
+            if rejoin_count == self.rejoin_count:
+                self._rejoin()
+
+        self.calls.run(_NEXT, rejoin)
 
     def _rejoin(self) -> None:
         self._refuse_closed()
@@ -472,13 +481,19 @@ class MemberPushes:
             self._shadow = None
         return self._store
 
-    def _begin(self, contents: StepContents) -> PushExchange:
+    def _begin(
+        self, contents: StepContents, place: NextPush | None = None
+    ) -> PushExchange:
         """The next push.
+
+        Args:
+            contents: What it carries.
+            place: Where it belongs; by default as the newest record has it.
 
         Raises:
             EvictedError: The newest record has no place for this worker.
         """
-        place = self._session.core.next_push()
+        place = place or self._session.core.next_push()
         header = self._header_of(place, contents.optimizer, contents.value_entries)
         # By the same record as the clock: a newer one may come at any moment.
         trailer = replace(contents.trailer, is_of_longest=place.is_of_longest)

@@ -89,7 +89,8 @@ class Stepper(Publisher):
             wanted = self._with_loaded_values(wanted, wanted.load)
         before = self.sequence_acknowledged
         work = self._session.work
-        did_before = work.begin_step()
+        is_beside = wanted.of_round is not None and wanted.of_round.is_beside
+        did_before = work.activity if is_beside else work.begin_step()
         try:
             return self._step(wanted)
         except PsError:
@@ -102,20 +103,29 @@ class Stepper(Publisher):
 
     def _step(self, wanted: OptimizerStep) -> PushResult | None:
         """As `step`, which sees to errors that are none of psworker's."""
-        is_batch = wanted.load is None and wanted.drawn is None
-        if is_batch and self.is_void(wanted.spec.name):
+        of_round = wanted.of_round
+        if wanted.load is None and of_round is None and self.is_void(wanted.spec.name):
             return self.last_push
         if (result := self._open(wanted, takes_data=True)) is not None:
             return result
-        self._session.script_state.step(self.sequence_acknowledged + 1)
+        if of_round is None or not of_round.is_beside:
+            self.keep_script_state()
         # Whoever loads state keeps it until it knows that it has counted.
         is_awaited = wanted.is_awaited or wanted.load is not None
         contents = self._with_gradient(wanted)
         try:
-            exchange = self._begin(contents)
+            place = self._session.core.next_push()
+            if of_round is not None and (
+                of_round.clock != place.clock
+                or of_round.rejoin_count != self.rejoin_count
+            ):
+                return None
+            exchange = self._begin(contents, place)
         except EvictedError:
             return self._lose(None)
         self._has_stale_gradient = False
+        # Beside the script it is under way on purpose, and not left by an error.
+        exchange.is_left = of_round is not None and of_round.is_beside
         self._unfinished = exchange
         result = self._conclude(exchange, is_awaited=is_awaited)
         self._sending.stepped(wanted.spec.name)
@@ -123,6 +133,10 @@ class Stepper(Publisher):
         if self._hooks is not None:
             self._hooks.watch_gradients()
         return result
+
+    def keep_script_state(self) -> None:
+        """Has checkpoints take what the script has registered as of the next push."""
+        self._session.script_state.step(self.sequence_acknowledged + 1)
 
     def is_void(self, optimizer: str) -> bool:
         """Whether a step goes on with a batch from which the job has returned.
@@ -140,7 +154,8 @@ class Stepper(Publisher):
         loss_scale = 1.0 if scale is None else gradients.unscale(held, scale)
         loss_scale /= wanted.averaged_over
         self._spent.note(held)
-        drawn = wanted.drawn or self.pending.take(wanted.spec.name)
+        of_round = wanted.of_round
+        drawn = of_round.drawn if of_round else self.pending.take(wanted.spec.name)
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
         self._new_sample_count = _new_samples(drawn, wanted.weight)

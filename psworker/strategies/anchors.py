@@ -19,6 +19,7 @@ from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_po
 from psworker.optim.declared_tensors import refuse_shared_memory, warn_of_extra_state
 from psworker.optim.model_schema import bind_models
 from psworker.optim.published import Published, published_entries
+from psworker.strategies.strategy import FragmentOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Anchors:
         optimizers: Iterable[Optimizer],
         *,
         fragment_count: int,
+        fragment_order: FragmentOrder = "sequential",
         buffers: BufferChoice,
     ) -> None:
         """Makes twins with the models' values.
@@ -66,6 +68,7 @@ class Anchors:
             models: The user's, by name.
             optimizers: The inner ones.
             fragment_count: In how many parts parameters are pushed.
+            fragment_order: Which of them are in one part.
             buffers: What becomes of buffers, as `prepare` takes it.
 
         Raises:
@@ -90,11 +93,14 @@ class Anchors:
         entries = own.schema.entries
         held -= {i for i in held if entries[i].kind is not EntryKind.PARAMETER}
         ordered = sorted(held)
+        names = [f"{entries[i].model} {entries[i].name}" for i in ordered]
+        sizes = [anchor[i].numel() for i in ordered]
         self.fragments = [
-            Fragment([anchor[i] for i in part], [own.tensors[i] for i in part])
-            for part in _parts(
-                ordered, [anchor[i].numel() for i in ordered], fragment_count
+            Fragment(
+                [anchor[ordered[place]] for place in part],
+                [own.tensors[ordered[place]] for place in part],
             )
+            for part in _parts(names, sizes, fragment_count, fragment_order)
         ]
         self._followed = [
             (own.tensors[index], anchor[index])
@@ -108,6 +114,11 @@ class Anchors:
     def parameters(self) -> list[torch.Tensor]:
         """The worker's own, of all fragments."""
         return [each for fragment in self.fragments for each in fragment.local]
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """Where the twins' tensors are."""
+        return {each.device for part in self.fragments for each in part.anchor}
 
     def published(self, what: Sequence[Published]) -> list[torch.Tensor]:
         """The twins' tensors of what a script publishes, with the script's values.
@@ -205,26 +216,48 @@ def _held_indexes(
                 yield index
 
 
-def _parts(indexes: list[int], sizes: list[int], count: int) -> list[list[int]]:
-    """Neighbours together, in parts of about as many elements each."""
-    if count > len(indexes):
+def _parts(
+    names: list[str], sizes: list[int], count: int, order: FragmentOrder
+) -> list[list[int]]:
+    """Places of parameters, in parts of about as many elements each."""
+    # The parameters of a layer stay together where layers of a part do not.
+    layers = {
+        name.rpartition(".")[0] if order == "strided" else name: list[int]()
+        for name in names
+    }
+    if count > len(layers):
         raise ConfigurationError(
-            f"a model of {len(indexes)} trained parameters does not go into {count} "
-            "fragments: ask for fewer"
+            f"a model of {len(layers)} trained "
+            f"{'layers' if order == 'strided' else 'parameters'} does not go into "
+            f"{count} fragments: ask for fewer"
         )
+    if order == "sequential":
+        return _neighbours(sizes, count)
+    for place, name in enumerate(names):
+        layers[name.rpartition(".")[0]].append(place)
+    parts: list[list[int]] = [[] for _ in range(count)]
+    for layer in layers.values():
+        # An empty one first: a layer may have no elements.
+        part = min(parts, key=lambda each: (bool(each), sum(sizes[i] for i in each)))
+        part += layer
+    return parts
+
+
+def _neighbours(sizes: list[int], count: int) -> list[list[int]]:
+    """Neighbours together."""
     parts: list[list[int]] = []
-    left, left_size = list(zip(indexes, sizes, strict=True)), sum(sizes)
-    for place in range(count, 0, -1):
+    left, left_size = list(enumerate(sizes)), sum(sizes)
+    for rest in range(count, 0, -1):
         part: list[int] = []
         size = 0
         # At least one, and so many that each part to come has one.
         while (
             left
-            and len(left) >= place
-            and (not part or place == 1 or size + left[0][1] / 2 <= left_size / place)
+            and len(left) >= rest
+            and (not part or rest == 1 or size + left[0][1] / 2 <= left_size / rest)
         ):
-            index, each = left.pop(0)
-            part.append(index)
+            place, each = left.pop(0)
+            part.append(place)
             size += each
         left_size -= size
         parts.append(part)

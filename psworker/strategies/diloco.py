@@ -1,12 +1,22 @@
 """DiLoCo: many local steps, and Nesterov's momentum over their mean."""
 
 from functools import partial
+from typing import Final
 
 import torch
+from typing_extensions import override
 
+from psworker.errors import ConfigurationError
 from psworker.strategies.local_steps import LocalSteps
 from psworker.strategies.pace import Every, Pace
-from psworker.strategies.strategy import InnerState
+from psworker.strategies.strategy import FragmentOrder, InnerState, Tensors
+
+STREAMING_EVERY_DEFAULT: Final = 100
+STREAMING_LR_DEFAULT: Final = 0.4
+OWN_SHARE_DEFAULT: Final = 0.5
+TAKEN_AFTER_DEFAULT: Final = 5
+FRAGMENT_COUNT_DEFAULT: Final = 4
+"""Of Streaming DiLoCo, whose paper has fragments of three layers each."""
 
 
 class DiLoCo(LocalSteps):
@@ -41,3 +51,76 @@ class DiLoCo(LocalSteps):
             torch.optim.SGD, lr=lr, momentum=momentum, nesterov=momentum > 0
         )
         super().__init__(every, outer, inner_state=inner_state)
+
+
+class StreamingDiLoCo(DiLoCo):
+    """Streaming DiLoCo: fragments of the model take turns, beside the local steps.
+
+    Source: Douillard et al., "Streaming DiLoCo with overlapping communication",
+    arXiv 2501.18512, algorithm 2.
+
+    In each round of `every` local steps each fragment is pushed once, so that the link
+    carries a fraction of the model at a time. What comes back is taken `taken_after`
+    steps later, and merged with what the worker has trained meanwhile.
+    """
+
+    def __init__(
+        self,
+        every: Every | Pace = STREAMING_EVERY_DEFAULT,
+        *,
+        fragment_count: int = FRAGMENT_COUNT_DEFAULT,
+        fragment_order: FragmentOrder = "strided",
+        taken_after: int = TAKEN_AFTER_DEFAULT,
+        own_share: float = OWN_SHARE_DEFAULT,
+        lr: float = STREAMING_LR_DEFAULT,
+        momentum: float = 0.9,
+        inner_state: InnerState = "keep",
+    ) -> None:
+        """Takes the paper's numbers.
+
+        Args:
+            every: H, local steps between two pushes of the same fragment, as of
+                `LocalSteps`.
+            fragment_count: P, parts of about as many elements each.
+            fragment_order: Which layers are in one part: neighbours (`sequential`), or
+                some from all over the model (`strided`).
+            taken_after: tau, local steps from a push to taking what comes back. By
+                then the worker waits for it.
+            own_share: alpha, the share of its own values that a worker keeps when it
+                takes a fragment: 0 for none.
+            lr: Learning rate of the outer optimizer.
+            momentum: Its momentum.
+            inner_state: What becomes of the inner optimizer's state at each round.
+
+        Raises:
+            ConfigurationError: A number is none, or the next push would be due before
+                the last one is taken.
+        """
+        super().__init__(every, lr=lr, momentum=momentum, inner_state=inner_state)
+        if fragment_count < 1 or (isinstance(every, int) and every < fragment_count):
+            raise ConfigurationError(
+                f"fragment_count={fragment_count} does not go with every={every}: each "
+                "fragment is pushed once in so many local steps, so give at least 1 "
+                "and at most as many as there are steps"
+            )
+        if taken_after < 0 or (
+            isinstance(every, int) and taken_after * fragment_count > every
+        ):
+            raise ConfigurationError(
+                f"taken_after={taken_after} does not go with every={every} and "
+                f"fragment_count={fragment_count}: one push is under way at a time, so "
+                "give a whole number from 0 to every / fragment_count"
+            )
+        if not 0 <= own_share < 1:
+            raise ConfigurationError(
+                f"own_share={own_share} is no share: give a number from 0, which takes "
+                "all of the job's values, to less than 1"
+            )
+        self.fragment_count = fragment_count
+        self.fragment_order = fragment_order
+        self.taken_after = taken_after
+        self.own_share = own_share
+
+    @override
+    def take(self, local: Tensors, anchor: Tensors) -> None:
+        torch._foreach_lerp_(list(local), list(anchor), 1 - self.own_share)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
+from pswire.activity import Activity
 from psworker.backends.backend import GROUP_STRATEGY_TEXT, Backend
 from psworker.backends.local import LOCAL_MODE
 from psworker.errors import ConfigurationError, PsError, UnsupportedError
@@ -25,11 +26,16 @@ from psworker.optim.checks import check_objects
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.prepare import KINDS, PrepareOptions
 from psworker.optim.published import Published
+from psworker.optim.step_contents import RoundPush
 from psworker.optim.wrappers import data_parallel_in
 from psworker.strategies.anchors import Anchors
-from psworker.strategies.rounds import Progress, Rounds, Sent, fragment_in_turn
+from psworker.strategies.rounds import Progress, Rounds, fragment_in_turn
+from psworker.strategies.sender import Sender
 from psworker.strategies.strategy import Strategy, Turn
 from psworker.transport.values import DrawnData
+
+if TYPE_CHECKING:
+    from psworker.optim.push_result import PushResult
 
 logger: Final = logging.getLogger("psworker")
 
@@ -48,7 +54,9 @@ class Engine:
     """Trains a script's models with local steps: an `optim.prepare.LocalTraining`.
 
     In the script's thread. A push is made within the step of the inner optimizer that
-    ends a round; where that raises, the next step makes it again first.
+    ends a round, or begins with it and goes on beside the steps to come, if the
+    strategy takes what comes back so many steps later. Where a push raises, the next
+    step makes it again first.
     """
 
     def __init__(
@@ -87,9 +95,11 @@ class Engine:
             models,
             optimizers.values(),
             fragment_count=strategy.fragment_count,
+            fragment_order=strategy.fragment_order,
             buffers=options.buffers,
         )
         self._rounds = Rounds(strategy.fragment_count, strategy.taken_after)
+        self._sender = Sender()
         self._is_new = False  # no local step was taken since the worker has joined
         self._is_closed = False
         kind = type(strategy)
@@ -98,7 +108,9 @@ class Engine:
         self._takes_part = False  # in the round that is under way, as far as asked
         self._counts_samples = False
         self._samples_of_others = 0.0  # behind steps of the further optimizers
-        self._weight = 0.0  # of the push under way
+        self._clock = 0  # of the push under way
+        self._weight = 0.0
+        self._push_before: PushResult | None = None
         self._stepped_at = 0.0
         self._compute_s = 0.0
         self._exchange_s = 0.0
@@ -153,6 +165,7 @@ class Engine:
 
     def start_over(self) -> None:
         """The worker has joined, or joined anew: it goes on from the job's values."""
+        self._sender.drop()
         self._rejoin_count = self._worker.rejoin_count
         self._rounds.start_over()
         self._samples_of_others = 0.0
@@ -163,10 +176,8 @@ class Engine:
     def end_round(self) -> None:
         """There is no more data for now: pushes what was trained, whoever waits."""
         self._finish_push()
-        for _ in self._anchors.fragments:
-            if self._rounds.is_clean:
-                return
-            self._push()
+        while not self._rounds.is_clean:
+            self._push(is_beside=False)
 
     def contribute(self, push_nothing: Callable[[], None]) -> None:
         """The job waits for a push of this worker, which has no data.
@@ -176,14 +187,13 @@ class Engine:
         """
         self._finish_push()
         if not self._rounds.is_clean:
-            self._push()
+            self._push(is_beside=False)
             return
         self._takes_part = False
+        fragment = self._next_fragment()
         push_nothing()
         if not self._rejoined():
-            for fragment in range(len(self._anchors.fragments)):
-                self._take(fragment)
-            self._anchors.take_followed()
+            self._take(fragment)
 
     def before_draw(self) -> None:
         """The script asks for a batch: waits for a round that is this worker's."""
@@ -223,6 +233,16 @@ class Engine:
                 error,
             )
 
+    def end(self) -> None:
+        """Nothing is pushed any more."""
+        self._is_closed = True
+        self._sender.close()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a push is under way beside the script."""
+        return self._sender.is_open
+
     # The hooks of the inner optimizers
 
     def _begin(self) -> None:
@@ -236,16 +256,14 @@ class Engine:
         """A model is called to train, with data that is not of the job."""
         if not self._takes_part and model.training and torch.is_grad_enabled():
             self._worker.refuse_out()
-            self._finish_push()
-            self._rejoined()
+            self._go_on()
             self.before_draw()
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._worker.refuse_out()
-        self._finish_push()
-        self._rejoined()
+        self._go_on()
         change = self._change_gradients
         if self._worker.is_void(self._names[id(optimizer)]):
             change = partial(_clear_gradients, optimizer)
@@ -288,8 +306,10 @@ class Engine:
             self._compute_s = self._stepped_at - before
         self._rounds.note_step(sample_count + self._samples_of_others, drawn.ranges)
         self._samples_of_others = 0.0
-        if self._strategy.is_due(self._progress()):
-            self._push()
+        if self._rounds.is_ripe:
+            self._finish_push()
+        if self._rounds.sent is None and self._strategy.is_due(self._progress()):
+            self._push(is_beside=self._strategy.taken_after > 0)
 
     # Pushes
 
@@ -318,8 +338,12 @@ class Engine:
             self._backend.place.clock + 1, len(self._anchors.fragments)
         )
 
-    def _push(self) -> None:
-        """Pushes the next fragment, and takes what comes back."""
+    def _push(self, *, is_beside: bool) -> None:
+        """Pushes the next fragment, and takes what comes back.
+
+        Args:
+            is_beside: Whether it only begins: the script goes on meanwhile.
+        """
         progress = self._progress()
         fragment = self._anchors.fragments[progress.fragment]
         if self._strategy.pulls_first:
@@ -330,33 +354,88 @@ class Engine:
             pushed = self._strategy.push(fragment.anchor, fragment.local, progress)
         fragment.set_gradients(pushed)
         self._anchors.send_followed()
+        self._clock = progress.clock
+        self._push_before = self._backend.place.last_push
         self._weight = float(self._strategy.weight(progress))
-        self._deliver(self._rounds.begin(progress.fragment))
+        self._rounds.begin(progress.fragment)
+        self._send(is_beside=is_beside)
+        if not is_beside:
+            self._finish_push()
+
+    def _send(self, *, is_beside: bool) -> None:
+        """Makes the push that was begun, perhaps again after an error."""
+        sent = self._rounds.sent
+        assert sent is not None, "it was begun"
+        of_round = RoundPush(
+            drawn=DrawnData(round(sent.work.sample_count), sent.ranges),
+            clock=self._clock,
+            rejoin_count=self._rejoin_count,
+            is_beside=is_beside,
+        )
+        outer, weight = self._outers[sent.fragment], self._weight
+
+        def push() -> None:
+            begun_at = self._now()
+            outer.step(weight=weight, of_round=of_round)
+            self._exchange_s = self._now() - begun_at
+
+        if is_beside:
+            self._worker.keep_script_state()
+            self._sender.send(push, self._anchors.devices)
+        else:
+            push()
+            self._stepped_at = self._now()
+            self._settle()
+
+    def _go_on(self) -> None:
+        """Looks at what is under way, without waiting for it.
+
+        Raises:
+            PsError: As the push raised that is under way.
+        """
+        if self._sender.is_answered:
+            self._sender.finish()
+            self._settle()
+        elif not self._sender.is_open:
+            if self._rounds.sent is not None and not self._rounds.is_settled:
+                self._send(is_beside=False)
+                self._finish_push()
+            self._rejoined()
 
     def _finish_push(self) -> None:
-        """Makes a push again that an error has ended."""
-        sent = self._rounds.sent
-        if sent is not None:
-            self._deliver(sent)
+        """Returns once a push that is under way is done, and what it brings is taken.
 
-    def _deliver(self, sent: Sent) -> None:
-        begun_at = self._now()
-        drawn = DrawnData(round(sent.work.sample_count), sent.ranges)
-        self._outers[sent.fragment].step(weight=self._weight, drawn=drawn)
-        self._stepped_at = self._now()
-        self._exchange_s = self._stepped_at - begun_at
+        One that an error has ended is made again.
+        """
+        rounds = self._rounds
+        if self._sender.is_open:
+            before = self._backend.work.enter(Activity.WAITING)
+            try:
+                self._sender.finish()
+            finally:
+                self._backend.work.enter(before)
+                self._stepped_at = self._now()
+            self._settle()
+        elif rounds.sent is not None and not rounds.is_settled:
+            self._send(is_beside=False)
+        if rounds.is_settled:
+            self._take(rounds.take())
+
+    def _settle(self) -> None:
+        """The job has answered the push: what has become of it."""
+        sent = self._rounds.sent
+        assert sent is not None, "it was begun"
         self._anchors.fragments[sent.fragment].clear_gradients()
-        if self._rejoined():
-            return
-        self._takes_part = False
-        self._rounds.settle(has_counted=True)
-        self._take(self._rounds.take())
-        self._anchors.take_followed()
+        if not self._rejoined():
+            self._takes_part = False
+            is_made = self._backend.place.last_push is not self._push_before
+            self._rounds.settle(has_counted=is_made)
 
     def _take(self, fragment: int) -> None:
         taken = self._anchors.fragments[fragment]
         with torch.no_grad():
             self._strategy.take(taken.local, taken.anchor)
+        self._anchors.take_followed()
 
     def _rejoined(self) -> bool:
         """Whether the worker has joined anew, and begins again from the anchor."""

@@ -1,5 +1,6 @@
 """Local steps and a mean: in general, as model averaging, and after a start in step."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -42,6 +43,7 @@ class LocalSteps(Strategy):
         self.inner_state = inner_state
         self._outer = outer
         self._step_count: int | None = None
+        self._chosen_after = 0  # so many pushes
 
     @property
     def step_count(self) -> int | None:
@@ -56,10 +58,14 @@ class LocalSteps(Strategy):
 
     @override
     def is_due(self, progress: Progress) -> bool:
-        count = self.fragment_count
-        if progress.steps_since_push == 1 or self._step_count is None:
-            self._step_count = self.pace.step_count(self._step_count, progress, count)
-        return progress.steps_since_push * count >= self._step_count
+        count, steps = self.fragment_count, self._step_count
+        if steps is None or progress.push_count != self._chosen_after:
+            self._chosen_after = progress.push_count
+            self._step_count = steps = self.pace.step_count(steps, progress, count)
+        # Each fragment is pushed once in a round, the same number of steps apart.
+        place = (progress.clock - 1) % count
+        last, due = (math.ceil(each * steps / count) for each in (place, place + 1))
+        return progress.steps_since_push >= due - last
 
 
 class ModelAveraging(LocalSteps):

@@ -13,6 +13,8 @@ Tensors = Sequence[torch.Tensor]
 
 InnerState = Literal["keep", "reset", "average"]
 
+FragmentOrder = Literal["sequential", "strided"]
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -46,6 +48,8 @@ class Strategy:
 
     Attributes:
         fragment_count: In how many parts, which take turns, the model is pushed.
+        fragment_order: Which layers are in one part: neighbours (`sequential`), or some
+            from all over the model (`strided`).
         taken_after: Local steps from a push to taking what comes back; 0 to wait for
             it within the step.
         pulls_first: Whether the anchor is pulled anew just before `push` is asked.
@@ -55,6 +59,7 @@ class Strategy:
     """
 
     fragment_count: int = 1
+    fragment_order: FragmentOrder = "sequential"
     taken_after: int = 0
     pulls_first: bool = False
     inner_state: InnerState = "keep"

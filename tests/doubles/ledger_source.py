@@ -101,7 +101,8 @@ class LedgerSource:
     def settle(self) -> None:
         """No step is ever under way here."""
 
-    def rejoin(self) -> None:
+    def rejoin(self, rejoin_count: int) -> None:
+        assert rejoin_count == self.rejoin_count, "nothing else joins again"
         self.is_lost = False
         self.rejoin_count += 1
         self.key = WorkerKey(self.key.worker_id, self.key.incarnation + 1)

@@ -4651,4 +4651,32 @@ BUGS = (
             "tests/unit/pswire/test_delayed_nesterov.py::test_it_is_the_papers_algorithm",
         ),
     ),
+    PlantedBug(
+        "data goes with the first fragment that is pushed after it",
+        (
+            Edit(
+                "psworker/strategies/rounds.py",
+                "                if held.missing == last\n",
+                "                if last <= held.missing\n",
+            ),
+        ),
+        tests=(
+            "tests/property/test_rounds.py::"
+            "test_each_step_goes_once_with_each_fragment_and_its_data_with_the_last",
+        ),
+    ),
+    PlantedBug(
+        "what a push beside the script brings is taken as soon as it is there",
+        (
+            Edit(
+                "psworker/strategies/rounds.py",
+                "self.steps_since_push >= self.taken_after",
+                "self.steps_since_push > 0",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_streaming.py::"
+            "test_it_is_the_paper_s_algorithm_step_by_step",
+        ),
+    ),
 )

@@ -269,7 +269,7 @@ class HostDataLink:
         """Checks that the group has not gone on without this process."""
         self._here.refuse_out()
 
-    def rejoin(self) -> None:
+    def rejoin(self, rejoin_count: int) -> None:
         """Enters again, or has the group rejoin, after an exclusion or eviction."""
         self._here.rejoin()
 

@@ -181,7 +181,7 @@ class HostLeader:
         """Rejoins the job after an eviction, unless that was done since this count."""
         pushes = self.going_on(status)
         if pushes.rejoin_count <= rejoin_count:
-            pushes.rejoin()
+            pushes.rejoin(pushes.rejoin_count)
             pushes.is_behind = True
         return pushes.status(self.token)
 

@@ -34,6 +34,7 @@ def test_the_public_names_are_the_documented_ones_and_all_errors() -> None:
         "Snapshot",
         "SnapshotReader",
         "Strategy",
+        "StreamingDiLoCo",
         "WorkerConnection",
         "connect",
     }

@@ -289,7 +289,7 @@ def test_an_evicted_worker_goes_on_with_the_epoch_and_repeats_nothing_it_pushed(
             source.job.ledger.take_report(source.key, DataReport(used))
             source.evict()
             if is_in_step:
-                source.rejoin()
+                source.rejoin(0)
             dropped.append(batch.tolist())
             source.pending.take()
             continue

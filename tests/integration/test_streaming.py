@@ -1,0 +1,231 @@
+"""Streaming DiLoCo in a job, against its paper's algorithm for all workers at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from psworker.strategies.diloco import StreamingDiLoCo
+from tests.integration.job import Job, connect, deviation, run_workers
+
+TOLERANCE: Final = 2e-6
+BATCH_SIZE: Final = 2
+
+
+def _model() -> nn.Module:
+    """A model of three layers with five tensors, the same every time."""
+    generator = torch.Generator().manual_seed(20261128)
+    model = nn.Sequential(
+        nn.Linear(3, 4),
+        nn.Tanh(),
+        nn.Linear(4, 4),
+        nn.Tanh(),
+        nn.Linear(4, 1, bias=False),
+    )
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5, generator=generator)
+    return model
+
+
+def _inner(model: nn.Module, name: str) -> torch.optim.Optimizer:
+    if name == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=0.01)
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def _step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    inputs, targets = batch
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+
+
+def _copies(tensors: Any) -> list[torch.Tensor]:  # noqa: ANN401, any iterable
+    return [each.detach().clone() for each in tensors]
+
+
+def _loader(sample_count: int) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(sample_count, 3, generator=generator)
+    targets = torch.randn(sample_count, 1, generator=generator)
+    return DataLoader(TensorDataset(inputs, targets), batch_size=BATCH_SIZE)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A run of the algorithm, in its paper's letters.
+
+    Attributes:
+        worker_count: M.
+        every: H, local steps between two pushes of the same fragment.
+        fragments: P, each a list of places among the parameters.
+        taken_after: tau, local steps from a push to taking what comes back.
+        own_share: alpha, the share of a worker's own value that it keeps.
+        step_count: Local steps of each worker.
+        inner: Its inner optimizer.
+    """
+
+    worker_count: int
+    every: int
+    fragments: list[list[int]]
+    taken_after: int
+    own_share: float
+    step_count: int
+    inner: str
+
+    def due(self) -> set[int]:
+        """Local steps after which some fragment is pushed: H / P apart."""
+        count = len(self.fragments)
+        cycles = range(self.step_count * count // self.every + 1)
+        return {-(-number * self.every // count) for number in cycles} - {0}
+
+
+Trace = list[list[torch.Tensor]]
+"""The parameters of one worker after each of its local steps, and at the end."""
+
+
+def simulate(
+    run: Drawn, batches: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]]
+) -> list[Trace]:
+    """Algorithm 2 of arXiv 2501.18512, for all workers, which are in step."""
+    models = [_model() for _ in range(run.worker_count)]
+    inner = [_inner(each, run.inner) for each in models]
+    local = [list(each.parameters()) for each in models]
+    shared = [nn.Parameter(each) for each in _copies(local[0])]
+    outer = [
+        torch.optim.SGD([shared[i] for i in part], lr=0.7, momentum=0.9, nesterov=True)
+        for part in run.fragments
+    ]
+    anchors = [_copies(shared) for _ in models]
+    traces: list[Trace] = [[] for _ in models]
+    behind = [0] * len(run.fragments)  # local steps since each was pushed
+    under_way: tuple[int, int] | None = None  # since which step, and which fragment
+    push_count = 0
+
+    @torch.no_grad()
+    def push() -> int:
+        nonlocal push_count
+        place = push_count % len(run.fragments)
+        push_count += 1
+        behind[place] = 0
+        for i in run.fragments[place]:
+            deltas = [anchors[m][i] - local[m][i] for m in range(len(models))]
+            shared[i].grad = torch.stack(deltas).mean(0)  # as many samples each
+        outer[place].step()
+        return place
+
+    @torch.no_grad()
+    def take(place: int) -> None:
+        for own, anchor in zip(local, anchors, strict=True):
+            for i in run.fragments[place]:
+                own[i].copy_(run.own_share * own[i] + (1 - run.own_share) * shared[i])
+                anchor[i].copy_(shared[i])
+
+    for step in range(1, run.step_count + 1):
+        for m, model in enumerate(models):
+            _step(model, inner[m], batches[m][step - 1])
+        behind = [each + 1 for each in behind]
+        if under_way is not None and step >= under_way[0] + run.taken_after:
+            take(under_way[1])
+            under_way = None
+        if step in run.due():
+            under_way = step, push()
+            if not run.taken_after:
+                take(under_way[1])
+                under_way = None
+        for m, own in enumerate(local):
+            traces[m].append(_copies(own))
+    # There is no more data: everything is pushed, and taken at once.
+    if under_way is not None:
+        take(under_way[1])
+    while any(behind):
+        take(push())
+    for m, own in enumerate(local):
+        traces[m].append(_copies(own))
+    return traces
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Drawn:
+    fragment_count = draw(st.integers(1, 3))
+    every = draw(st.integers(fragment_count, 12))
+    return Drawn(
+        worker_count=draw(st.integers(1, 3)),
+        every=every,
+        fragments=FRAGMENTS[fragment_count],
+        # Less than what is between two pushes, of which one is under way at a time.
+        taken_after=draw(st.integers(0, max(0, every // fragment_count - 1))),
+        own_share=draw(st.sampled_from([0.0, 0.25, 0.5, 0.75])),
+        step_count=draw(st.integers(1, 30)),
+        inner=draw(st.sampled_from(["sgd", "adamw"])),
+    )
+
+
+FRAGMENTS: Final = {
+    1: [[0, 1, 2, 3, 4]],
+    2: [[0, 1, 4], [2, 3]],
+    3: [[0, 1], [2, 3], [4]],
+}
+"""Layers in turn, as the paper's strided fragments have them."""
+
+
+def _train(run: Drawn, folder: Path) -> tuple[list[Any], list[Trace]]:
+    """The batches and parameters of each worker of a job, in order of ranks."""
+
+    def work(worker_id: str) -> tuple[int, list[Any], Trace]:
+        model = _model()
+        optimizer = _inner(model, run.inner)
+        trace, batches = [], []
+        with connect(job, worker_id) as ps:
+            _, _, loader = ps.prepare(
+                model,
+                optimizer,
+                _loader(run.worker_count * run.step_count * BATCH_SIZE),
+                strategy=StreamingDiLoCo(
+                    run.every,
+                    fragment_count=len(run.fragments),
+                    taken_after=run.taken_after,
+                    own_share=run.own_share,
+                    lr=0.7,
+                ),
+            )
+            for inputs, targets in loader:
+                batches.append((inputs, targets))
+                _step(model, optimizer, (inputs, targets))
+                trace.append(_copies(model.parameters()))
+            trace.append(_copies(model.parameters()))
+            return ps.rank, batches, trace
+
+    with Job(folder, workers_min=run.worker_count) as job:
+        names = [f"w{number}" for number in range(run.worker_count)]
+        results = sorted(run_workers(dict.fromkeys(names, work)).values())
+    return [each[1] for each in results], [each[2] for each in results]
+
+
+@settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=6,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(runs())
+def test_it_is_the_paper_s_algorithm_step_by_step(
+    tmp_path_factory: pytest.TempPathFactory, run: Drawn
+) -> None:
+    batches, traces = _train(run, tmp_path_factory.mktemp("job"))
+    for found, wanted in zip(traces, simulate(run, batches), strict=True):
+        assert len(found) == len(wanted)
+        for step, (mine, theirs) in enumerate(zip(found, wanted, strict=True), 1):
+            assert deviation(mine, theirs) < TOLERANCE, f"after step {step}"
