@@ -132,6 +132,7 @@ def _facts(status: Document) -> list[tuple[str, str]]:
         ),
         ("data", _epoch_text(status["epochs"][0]) if status["epochs"] else ""),
         ("staleness", _staleness_text(status["shards"])),
+        ("local steps", _rounds_text(status)),
         ("gradients", _gradients_text(status)),
         ("failure", printable(failure)),
     ]
@@ -215,6 +216,19 @@ def _transport_text(status: Document) -> str:
         if count
     ]
     return f"through shared memory: {', '.join(sharing)}" if sharing else ""
+
+
+def _rounds_text(status: Document) -> str:
+    """How many local steps a round has; empty where each step is a push."""
+    counts = {
+        worker["worker_id"]: worker["round_step_count"]
+        for worker in status["workers"]
+        if worker["round_step_count"]
+    }
+    if len(set(counts.values())) <= 1:
+        return "".join(f"{count} a round" for count in set(counts.values()))
+    each = (f"{printable(name)} {count}" for name, count in counts.items())
+    return f"a round: {', '.join(each)}"
 
 
 def _gradients_text(status: Document) -> str:

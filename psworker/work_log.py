@@ -53,6 +53,7 @@ class WorkLog:
         sample_count: Samples behind these, as far as they are counted.
         activity: What its thread does.
         spans: Its part in traces.
+        round_step_count: Local steps of a round, 0 where each step is a push.
     """
 
     def __init__(self) -> None:
@@ -60,6 +61,7 @@ class WorkLog:
         self.sample_count = 0
         self.activity = Activity.UNKNOWN
         self.spans = SpanLog()
+        self.round_step_count = 0
         self._since_s = 0.0
         self._seconds = [0.0] * len(Activity)
         self._thread_id = 0
@@ -186,6 +188,7 @@ class WorkLog:
             activity=activity,
             activity_s=activity_s,
             metrics=dict(self._metrics),
+            round_step_count=self.round_step_count,
         )
 
 

@@ -219,6 +219,7 @@ def _work(worker: pb.WorkerStatus) -> Document:
             for each in work.traffic.encodings
         ],
         "resident_bytes": work.resident_bytes or None,
+        "round_step_count": work.round_step_count or None,
     }
 
 

@@ -59,6 +59,10 @@ class BetweenPushes(Protocol):
         """The data behind a step that an optimizer has just taken."""
         ...
 
+    def choose_round(self, step_count: int, clock: int) -> None:
+        """Rounds have so many local steps from a clock on."""
+        ...
+
 
 class JobBetweenPushes:
     """That of a worker of a job."""
@@ -105,3 +109,7 @@ class JobBetweenPushes:
     def take_drawn(self, optimizer: str) -> DrawnData:
         """The data behind a step that an optimizer has just taken."""
         return self._pending.take(optimizer)
+
+    def choose_round(self, step_count: int, clock: int) -> None:
+        """Shows and records it with the job."""
+        self._session.choose_round(step_count, clock)

@@ -263,6 +263,9 @@ class StepCount:
         """The data behind a step, which counts as seen from now on."""
         return self.draws.note_step(optimizer)
 
+    def choose_round(self, step_count: int, clock: int) -> None:
+        """Does nothing: there is no job to show it."""
+
     def clip(self, optimizer: Optimizer) -> None:
         """Clips the gradients of an optimizer, as a job would."""
         if self.clip_grad_norm is None:

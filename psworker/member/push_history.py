@@ -107,6 +107,16 @@ class PushHistory:
                 replies=_replies(replies),
             )
 
+    def round_chosen(self, worker: WorkerKey, step_count: int, clock: int) -> None:
+        """Rounds of local steps are so long from a clock on."""
+        if self._file is not None:
+            self._file.write(
+                "round",
+                worker=[worker.worker_id, worker.incarnation],
+                clock=clock,
+                steps=step_count,
+            )
+
     def committed(self, worker: WorkerKey, shard_index: int, clock: int) -> None:
         """A commit of a clock is about to be sent to a shard."""
         if self._file is not None:

@@ -515,6 +515,11 @@ class Session:
         self._history.close()
         await self.control.close()
 
+    def choose_round(self, step_count: int, clock: int) -> None:
+        """Rounds of local steps are so long from a clock on."""
+        self.work.round_step_count = step_count
+        self._history.round_chosen(self.worker, step_count, clock)
+
     async def _report_silence(self, silent_ms: Mapping[int, int]) -> None:
         timeout_s = self.settings.lease_ttl_ms / 2000
         await self.control.report_silence(self.worker, silent_ms, timeout_s=timeout_s)

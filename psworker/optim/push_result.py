@@ -39,6 +39,8 @@ class PushResult:
             `None` where nothing was applied of this worker's.
         gradient_factor: What the job has multiplied this worker's gradient by, because
             of `--gradient-norm-max` or `--aggregation`; 0 if it did not count.
+        peer_wait_s: How long the push has waited for those of other workers, on the
+            shard where that was longest: what a step took without it was its own.
     """
 
     outcome: str
@@ -52,6 +54,7 @@ class PushResult:
     nonfinite_worker_ids: tuple[str, ...] = ()
     grad_norm: float | None = None
     gradient_factor: float = 1.0
+    peer_wait_s: float = 0.0
 
     @property
     def dropped(self) -> bool:
@@ -85,4 +88,5 @@ def combine(replies: Sequence[PushReply]) -> PushResult:
         nonfinite_worker_ids=tuple(sorted(nonfinite)),
         grad_norm=next(norms, None),
         gradient_factor=min(reply.gradient_factor for reply in replies),
+        peer_wait_s=max(reply.peer_wait_s for reply in replies),
     )

@@ -29,6 +29,7 @@ from psworker.optim.published import Published
 from psworker.optim.step_contents import RoundPush
 from psworker.optim.wrappers import data_parallel_in
 from psworker.strategies.anchors import Anchors
+from psworker.strategies.pace import Timing
 from psworker.strategies.rounds import Progress, Rounds, fragment_in_turn
 from psworker.strategies.sender import Sender
 from psworker.strategies.strategy import Strategy, Turn
@@ -112,8 +113,9 @@ class Engine:
         self._weight = 0.0
         self._push_before: PushResult | None = None
         self._stepped_at = 0.0
-        self._compute_s = 0.0
-        self._exchange_s = 0.0
+        self._timing = Timing()
+        self._push_s = 0.0  # of the newest push
+        self._shown_round: int | None = None
         self.models: Sequence[nn.Module] = tuple(models.values())
         self.parameters: Sequence[torch.Tensor] = self._anchors.parameters
         self.optimizer_count = len(optimizers)
@@ -303,13 +305,37 @@ class Engine:
             sample_count = 1.0
         before, self._stepped_at = self._stepped_at, self._now()
         if before:
-            self._compute_s = self._stepped_at - before
+            self._timing.note_step(self._stepped_at - before)
         self._rounds.note_step(sample_count + self._samples_of_others, drawn.ranges)
         self._samples_of_others = 0.0
         if self._rounds.is_ripe:
             self._finish_push()
-        if self._rounds.sent is None and self._strategy.is_due(self._progress()):
+        if self._rounds.sent is None and self._is_due():
             self._push(is_beside=self._strategy.taken_after > 0)
+
+    def _is_due(self) -> bool:
+        """Whether a push is due; shows how long the round is, where that is new."""
+        progress = self._progress()
+        is_due = self._strategy.is_due(progress)
+        if self._strategy.round_step_count != self._shown_round:
+            self._show_round(progress)
+        return is_due
+
+    def _show_round(self, progress: Progress) -> None:
+        """Shows with the job how many local steps a round has from now on."""
+        before, self._shown_round = self._shown_round, self._strategy.round_step_count
+        self._worker.choose_round(self._shown_round or 0, progress.clock)
+        if before is not None:
+            logger.info(
+                "worker %s takes %s local steps a round from clock %d on, %d before: "
+                "a step takes %.1f ms of late, and the traffic of a push %.1f ms",
+                self._backend.place.worker_id,
+                self._shown_round,
+                progress.clock,
+                before,
+                1000 * progress.compute_s,
+                1000 * progress.exchange_s,
+            )
 
     # Pushes
 
@@ -329,8 +355,8 @@ class Engine:
             clock=place.clock + 1,
             rank=place.rank or 0,
             worker_count=place.worker_count,
-            compute_s=self._compute_s,
-            exchange_s=self._exchange_s,
+            compute_s=self._timing.compute_s,
+            exchange_s=self._timing.exchange_s,
         )
 
     def _next_fragment(self) -> int:
@@ -377,7 +403,7 @@ class Engine:
         def push() -> None:
             begun_at = self._now()
             outer.step(weight=weight, of_round=of_round)
-            self._exchange_s = self._now() - begun_at
+            self._push_s = self._now() - begun_at
 
         if is_beside:
             self._worker.keep_script_state()
@@ -428,7 +454,9 @@ class Engine:
         self._anchors.fragments[sent.fragment].clear_gradients()
         if not self._rejoined():
             self._takes_part = False
-            is_made = self._backend.place.last_push is not self._push_before
+            last = self._backend.place.last_push
+            self._timing.note_push(self._push_s, last.peer_wait_s if last else 0.0)
+            is_made = last is not self._push_before
             self._rounds.settle(has_counted=is_made)
 
     def _take(self, fragment: int) -> None:

@@ -42,13 +42,7 @@ class LocalSteps(Strategy):
         self.pace = pace_of(every)
         self.inner_state = inner_state
         self._outer = outer
-        self._step_count: int | None = None
         self._chosen_after = 0  # so many pushes
-
-    @property
-    def step_count(self) -> int | None:
-        """Local steps of the round that is under way, `None` before the first."""
-        return self._step_count
 
     @override
     def outer(self, parameters: Tensors) -> torch.optim.Optimizer:
@@ -58,10 +52,11 @@ class LocalSteps(Strategy):
 
     @override
     def is_due(self, progress: Progress) -> bool:
-        count, steps = self.fragment_count, self._step_count
+        count, steps = self.fragment_count, self.round_step_count
         if steps is None or progress.push_count != self._chosen_after:
             self._chosen_after = progress.push_count
-            self._step_count = steps = self.pace.step_count(steps, progress, count)
+            steps = self.pace.step_count(steps, progress, count)
+            self.round_step_count = steps
         # Each fragment is pushed once in a round, the same number of steps apart.
         place = (progress.clock - 1) % count
         last, due = (math.ceil(each * steps / count) for each in (place, place + 1))

@@ -27,8 +27,9 @@ _KEPT: Final = 1.25
 _GROWTH_MAX: Final = 4
 """Times that H grows or shrinks at once: one odd measurement must not end a job's
 exchanges for hours."""
-_WINDOW: Final = 5
-"""Pushes whose times count."""
+_STEP_WINDOW: Final = 64
+_PUSH_WINDOW: Final = 5
+"""Steps and pushes whose times count."""
 
 
 @runtime_checkable
@@ -191,31 +192,34 @@ class Timing:
     Means, not medians: a step with a hiccup is a part of what steps take.
     """
 
-    __slots__ = ("_rounds",)
+    __slots__ = ("_pushes_s", "_steps_s")
 
     def __init__(self) -> None:
-        self._rounds: deque[tuple[int, float, float]] = deque(maxlen=_WINDOW)
+        self._steps_s: deque[float] = deque(maxlen=_STEP_WINDOW)
+        self._pushes_s: deque[float] = deque(maxlen=_PUSH_WINDOW)
 
-    def note(self, step_count: int, compute_s: float, exchange_s: float) -> None:
-        """Notes a push and the steps since the one before it.
+    def note_step(self, step_s: float) -> None:
+        """Notes a local step: all since the one before it, but for a push."""
+        self._steps_s.append(max(0.0, step_s))
+
+    def note_push(self, push_s: float, peer_wait_s: float) -> None:
+        """Notes a push.
 
         Args:
-            step_count: These steps, at least 1.
-            compute_s: What they took together.
-            exchange_s: What the push's traffic took, without waiting for others.
+            push_s: From its begin to the answer.
+            peer_wait_s: What of it the push has waited for those of others.
         """
-        self._rounds.append((step_count, max(0.0, compute_s), max(0.0, exchange_s)))
+        self._pushes_s.append(max(0.0, push_s - peer_wait_s))
 
     @property
     def compute_s(self) -> float:
-        """Of one step; 0 before the first round."""
-        steps = sum(each[0] for each in self._rounds)
-        return sum(each[1] for each in self._rounds) / steps if steps else 0.0
+        """Of a step; 0 before the first."""
+        return sum(self._steps_s) / max(1, len(self._steps_s))
 
     @property
     def exchange_s(self) -> float:
-        """Of one push's traffic; 0 before the first."""
-        return sum(each[2] for each in self._rounds) / max(1, len(self._rounds))
+        """Of a push's traffic; 0 before the first."""
+        return sum(self._pushes_s) / max(1, len(self._pushes_s))
 
 
 def _check(name: str, steps: int, *, least: int = 1) -> None:

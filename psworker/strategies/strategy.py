@@ -56,6 +56,8 @@ class Strategy:
         inner_state: What becomes of the inner optimizer's state at each round: it is
             kept, reset, or averaged over the workers.
         modes: Modes of a job that it works in.
+        round_step_count: Local steps of the round under way, to show with the job; None
+            where there is no such number.
     """
 
     fragment_count: int = 1
@@ -64,6 +66,7 @@ class Strategy:
     pulls_first: bool = False
     inner_state: InnerState = "keep"
     modes: ClassVar[tuple[str, ...]] = ("bsp", "ssp", "asp")
+    round_step_count: int | None = None
 
     def outer(self, parameters: Tensors) -> torch.optim.Optimizer:
         """The optimizer that the shards run with what is pushed.

@@ -209,6 +209,7 @@ class ControlClient(CoordinatorPort):
                     ],
                 ),
                 resident_bytes=resident_bytes(),
+                round_step_count=done.round_step_count,
                 metrics=[
                     pb.Metric(name=name, value=value, step=step)
                     for name, (value, step) in done.metrics.items()

@@ -161,6 +161,7 @@ def reply_of(message: push_pb2.PushReply) -> values.PushReply:
         if message.HasField("gradient_factor")
         else 1.0,
         difference=_difference_of(message),
+        peer_wait_s=message.peer_wait_ms / 1000,
     )
 
 

@@ -235,6 +235,7 @@ class PushReply:
         grad_norm: Norm of the gradient before it was clipped, if the job clips.
         gradient_factor: What the gradient was multiplied by, 0 if it did not count.
         difference: Reported once, where this worker's hyperparameters do not count.
+        peer_wait_s: How long the push has waited for those of other workers.
     """
 
     outcome: Outcome
@@ -251,6 +252,7 @@ class PushReply:
     grad_norm: float | None = None
     gradient_factor: float = 1.0
     difference: "HyperparameterDifference | None" = None
+    peer_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +382,7 @@ class WorkDone:
         activity: What it does.
         activity_s: For how long it has done that.
         metrics: By name, the mean of what was logged lately and the step of the newest.
+        round_step_count: Local steps of a round, 0 where each step is a push.
     """
 
     step_count: int
@@ -388,3 +391,4 @@ class WorkDone:
     activity: Activity
     activity_s: float
     metrics: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    round_step_count: int = 0

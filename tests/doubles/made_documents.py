@@ -187,6 +187,7 @@ class MadeJob:
             "sent_bytes": self.clock * 3 * MIB,
             "received_bytes": self.clock * 3 * MIB,
             "resident_bytes": (860 + rank % 7 * 11) * MIB,
+            "round_step_count": None,
         }
 
     def _shard(self, index: int) -> Document:

@@ -12,6 +12,7 @@ SCHEDULES = (
 WORKER_TESTS = "tests/unit/psworker"
 CONFIGURATION = "tests/unit/test_configuration.py"
 CHART = "tests/integration/test_chart.py"
+PACES = "tests/unit/psworker/strategies/test_pace.py"
 
 BUGS = (
     PlantedBug(
@@ -4677,6 +4678,56 @@ BUGS = (
         tests=(
             "tests/integration/test_streaming.py::"
             "test_it_is_the_paper_s_algorithm_step_by_step",
+        ),
+    ),
+    PlantedBug(
+        "a wait for others counts as traffic of a round",
+        (
+            Edit(
+                "psworker/strategies/pace.py",
+                "max(0.0, push_s - peer_wait_s)",
+                "max(0.0, push_s)",
+            ),
+        ),
+        tests=(
+            f"{PACES}::test_times_are_means_of_late_and_waits_for_others_do_not_count",
+        ),
+    ),
+    PlantedBug(
+        "traffic has a little more than its share of the time",
+        (
+            Edit(
+                "psworker/strategies/pace.py",
+                "if wanted <= before <=",
+                "if wanted * 0.8 <= before <=",
+            ),
+        ),
+        tests=(
+            f"{PACES}::test_traffic_comes_under_its_share_and_rounds_get_no_longer_than_that_needs",
+        ),
+    ),
+    PlantedBug(
+        "rounds that grow follow a worker's own rounds, not the clock",
+        (
+            Edit(
+                "psworker/strategies/pace.py",
+                "number = (progress.clock - 1) // fragment_count",
+                "number = progress.push_count // fragment_count",
+            ),
+        ),
+        tests=(f"{PACES}::test_growing_is_the_same_for_a_joiner",),
+    ),
+    PlantedBug(
+        "a member hears of a wait for others again and again",
+        (
+            Edit(
+                "psserver/shard/host/hosted_members.py",
+                "new_s, self.told_s = self.waited_s - self.told_s, self.waited_s",
+                "new_s = self.waited_s - self.told_s",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/host/test_hosted_members.py::test_a_member_hears_of_each_wait_once",
         ),
     ),
 )

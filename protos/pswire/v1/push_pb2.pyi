@@ -542,6 +542,7 @@ class PushReply(google.protobuf.message.Message):
     GRAD_NORM_FIELD_NUMBER: builtins.int
     GRADIENT_FACTOR_FIELD_NUMBER: builtins.int
     HYPERPARAMETER_DIFFERENCE_FIELD_NUMBER: builtins.int
+    PEER_WAIT_MS_FIELD_NUMBER: builtins.int
     outcome: global___Outcome.ValueType
     """What became of the push. `APPLIED` for a pull."""
     shard_incarnation: builtins.int
@@ -575,6 +576,8 @@ class PushReply(google.protobuf.message.Message):
     """What the sender's gradient was multiplied by, 0 if it did not count. Unset
     for 1.
     """
+    peer_wait_ms: builtins.int
+    """How long the push has waited for those of other workers."""
     @property
     def nonfinite_worker_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Workers whose gradient was not finite, when skipped."""
@@ -600,9 +603,10 @@ class PushReply(google.protobuf.message.Message):
         grad_norm: builtins.float | None = ...,
         gradient_factor: builtins.float | None = ...,
         hyperparameter_difference: global___HyperparameterDifference | None = ...,
+        peer_wait_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_grad_norm", b"_grad_norm", "_gradient_factor", b"_gradient_factor", "grad_norm", b"grad_norm", "gradient_factor", b"gradient_factor", "hyperparameter_difference", b"hyperparameter_difference"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_grad_norm", b"_grad_norm", "_gradient_factor", b"_gradient_factor", "clock", b"clock", "closed_sequence", b"closed_sequence", "frontier", b"frontier", "generation", b"generation", "grad_norm", b"grad_norm", "gradient_factor", b"gradient_factor", "hyperparameter_difference", b"hyperparameter_difference", "mode", b"mode", "nonfinite_worker_ids", b"nonfinite_worker_ids", "outcome", b"outcome", "shard_incarnation", b"shard_incarnation", "staleness", b"staleness", "staleness_bound", b"staleness_bound", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_grad_norm", b"_grad_norm", "_gradient_factor", b"_gradient_factor", "clock", b"clock", "closed_sequence", b"closed_sequence", "frontier", b"frontier", "generation", b"generation", "grad_norm", b"grad_norm", "gradient_factor", b"gradient_factor", "hyperparameter_difference", b"hyperparameter_difference", "mode", b"mode", "nonfinite_worker_ids", b"nonfinite_worker_ids", "outcome", b"outcome", "peer_wait_ms", b"peer_wait_ms", "shard_incarnation", b"shard_incarnation", "staleness", b"staleness", "staleness_bound", b"staleness_bound", "version", b"version"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_grad_norm", b"_grad_norm"]) -> typing.Literal["grad_norm"] | None: ...
     @typing.overload

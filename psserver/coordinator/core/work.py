@@ -48,6 +48,7 @@ class Work:
         encodings: By name of an encoding, bytes that were sent and received in it.
         resident_bytes: Memory of its process, 0 if it is not known.
         metrics: What the script has logged, by name.
+        round_step_count: Local steps of a round, 0 where each step is a push.
     """
 
     step_count: int = 0
@@ -64,6 +65,7 @@ class Work:
     encodings: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     resident_bytes: int = 0
     metrics: Mapping[str, Logged] = field(default_factory=dict)
+    round_step_count: int = 0
 
     @property
     def total_s(self) -> float:

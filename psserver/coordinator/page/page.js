@@ -218,6 +218,7 @@ function workerFigures(worker) {
     ...stepParts(worker).map(([, ms, text]) => [text[0].toUpperCase() + text.slice(1), duration(ms), "of a step"]),
     ["Steps", whole(steps), `${measured(worker.steps_per_s)}/s`],
     ["Samples", whole(samples), `${measured(worker.samples_per_s)}/s`],
+    ...(worker.round_step_count === null ? [] : [["Round", whole(worker.round_step_count), "local steps"]]),
     ["Sent", bytes(worker.sent_bytes)],
     ["Received", bytes(worker.received_bytes)],
     ["Memory", bytes(worker.resident_bytes)],

@@ -253,6 +253,7 @@ def _work_status(recent: RecentWork, peer_wait_ms: float | None) -> messages.Wor
             ],
         ),
         resident_bytes=work.resident_bytes,
+        round_step_count=work.round_step_count,
         metrics=[
             messages.Metric(name=name, value=logged.value, step=logged.step)
             for name, logged in sorted(work.metrics.items())

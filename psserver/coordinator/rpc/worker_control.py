@@ -61,8 +61,9 @@ _COUNTERS = (
     "idle_s",
     "activity_ms",
     "resident_bytes",
+    "round_step_count",
 )
-"""Fields of a report of work that only grow."""
+"""Fields of a report of work that are numbers from 0 on."""
 
 
 class WorkerControl:

@@ -75,11 +75,13 @@ class PeerWait:
         waited_s: All that have been answered.
         complete_s: When the push was complete that is not done yet, None for none.
         held_s: When the push was done whose answer has to wait, None for none.
+        told_s: Of `waited_s`, what the member knows of.
     """
 
     waited_s: float = 0.0
     complete_s: float | None = None
     held_s: float | None = None
+    told_s: float = 0.0
 
     def note_complete(self, now_s: float) -> None:
         """Its push is complete; said again, nothing changes."""
@@ -105,6 +107,11 @@ class PeerWait:
         if self.held_s is not None:
             self.waited_s += now_s - self.held_s
             self.held_s = None
+
+    def take_news(self) -> float:
+        """Seconds that the member does not know of; asked again, there are none."""
+        new_s, self.told_s = self.waited_s - self.told_s, self.waited_s
+        return new_s
 
     def total_s(self, now_s: float) -> float:
         """All it has waited, with the wait that is under way."""

@@ -386,10 +386,11 @@ def reply_message(
     host: ShardHost, reply: Reply, worker: WorkerKey | None = None
 ) -> push_pb2.PushReply:
     """Writes a reply; one to a worker's push says what it has to hear once."""
-    difference = None
+    difference, waited_s = None, 0.0
     if worker is not None:
         member = host.members.of(worker)
         difference, member.difference = member.difference, None
+        waited_s = member.peers.take_news()
     return push_pb2.PushReply(
         outcome=push_pb2.Outcome.ValueType(reply.outcome),
         shard_incarnation=host.incarnation,
@@ -407,6 +408,7 @@ def reply_message(
         hyperparameter_difference=None
         if difference is None
         else difference_message(host.model.terms.optimizers, difference),
+        peer_wait_ms=round(1000 * waited_s),
     )
 
 

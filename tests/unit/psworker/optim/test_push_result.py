@@ -73,3 +73,8 @@ def test_the_norm_is_what_any_shard_tells() -> None:
 
     assert result.grad_norm == 0.25
     assert combine([reply(Outcome.SKIPPED)]).grad_norm is None
+
+
+def test_a_push_has_waited_for_others_as_long_as_where_it_was_longest() -> None:
+    waits = [reply(Outcome.APPLIED, peer_wait_s=each) for each in (0.1, 0.3, 0.2)]
+    assert combine(waits).peer_wait_s == 0.3

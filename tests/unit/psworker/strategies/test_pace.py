@@ -133,17 +133,22 @@ def test_noise_of_a_tenth_changes_nothing() -> None:
     assert pace.step_count(steps, seen(1, 0.01, 0.05)) < steps
 
 
-def test_times_are_means_over_late_rounds() -> None:
+def test_times_are_means_of_late_and_waits_for_others_do_not_count() -> None:
     timing = Timing()
     assert timing.compute_s == 0 == timing.exchange_s
-    timing.note(10, 100.0, 9.0)
-    for _ in range(5):
-        timing.note(10, 2.0, 0.5)
+    timing.note_step(100.0)
+    timing.note_push(9.0, 0.0)
+    for _ in range(64):
+        timing.note_step(0.2)
+        timing.note_push(2.0, 1.5)
     assert timing.compute_s == pytest.approx(0.2)
     assert timing.exchange_s == pytest.approx(0.5)
-    timing.note(50, 5.0, 3.0)
-    assert timing.compute_s == pytest.approx(13 / 90)
+    timing.note_step(0.2 + 6.4)
+    timing.note_push(3.0, 0.0)
+    assert timing.compute_s == pytest.approx(0.3)
     assert timing.exchange_s == pytest.approx(1.0)
+    timing.note_push(0.1, 0.2)  # of two clocks
+    assert timing.exchange_s == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("every", [0, -1, True, 2.5, "50", None, 1_000_001])

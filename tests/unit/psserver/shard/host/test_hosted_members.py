@@ -107,3 +107,15 @@ def test_an_answer_that_is_held_back_for_the_bound_is_a_wait_too() -> None:
     assert wait.total_s(20.0) == 3.0
     wait.note_answered(21.0)
     assert wait.total_s(30.0) == 3.0
+
+
+def test_a_member_hears_of_each_wait_once() -> None:
+    wait = PeerWait()
+    wait.note_complete(10.0)
+    wait.note_done(14.0, last_complete_s=13.0)
+    assert wait.take_news() == 3.0
+    assert wait.take_news() == 0.0
+    wait.note_complete(20.0)
+    wait.note_done(21.5, last_complete_s=21.0)
+    assert wait.take_news() == 1.0
+    assert wait.total_s(30.0) == 4.0
