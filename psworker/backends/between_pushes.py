@@ -29,10 +29,13 @@ class BetweenPushes(Protocol):
         """
         ...
 
-    def arrive(self) -> None:
+    def arrive(self) -> bool:
         """The script takes its first step since it has joined.
 
         Ends what is pushed for it until then, and pulls the newest values.
+
+        Returns:
+            Whether there may be newer ones.
 
         Raises:
             StepTimeoutError: A clock that is open is not complete in time.
@@ -89,10 +92,10 @@ class JobBetweenPushes:
         """Checks that the connection is open."""
         self._stepper.refuse_closed()
 
-    def arrive(self) -> None:
+    def arrive(self) -> bool:
         """Has the script set back if the job has returned to a checkpoint, first."""
         self._session.rewinds.end()
-        self._stepper.catch_up()
+        return self._stepper.catch_up()
 
     def pull(self) -> None:
         """Pulls the newest values."""
@@ -107,8 +110,11 @@ class JobBetweenPushes:
         return self._pending.is_of_lost or self._stepper.is_void(optimizer)
 
     def take_drawn(self, optimizer: str) -> DrawnData:
-        """The data behind a step that an optimizer has just taken."""
-        return self._pending.take(optimizer)
+        """That of a step which changed nothing is dropped, as far as it is its own."""
+        drawn = self._pending.take(optimizer)
+        if drawn.is_of_lost:
+            self._pending.unreported.note(drawn.ranges, is_dropped=True)
+        return drawn
 
     def choose_round(self, step_count: int, clock: int) -> None:
         """Shows and records it with the job."""

@@ -246,8 +246,9 @@ class StepCount:
 
     refuse_out = refuse_closed
 
-    def arrive(self) -> None:
+    def arrive(self) -> bool:
         """Does nothing: nobody has trained before."""
+        return False
 
     def pull(self) -> None:
         """Does nothing: there are no newer values."""

@@ -351,15 +351,20 @@ class MemberPushes:
         """Raises a `ClosedError` once the connection is closed."""
         self._refuse_closed()
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> bool:
         """The script is there, and computes from what is in the tensors now.
 
         Ends what is pushed for it before its first step, and pulls what that missed.
 
+        Returns:
+            Whether there may be newer values in the tensors.
+
         Raises:
             StepTimeoutError: A clock that is open is not complete in time.
         """
+        is_late = self._late_joiner is not None
         self.calls.run(_NEXT, self._as_member, lambda clock: None)
+        return is_late
 
     def pull(self) -> None:
         """Pulls the newest values, of a worker that does not push meanwhile.

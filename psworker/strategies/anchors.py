@@ -16,7 +16,11 @@ from torch.optim import Optimizer
 from pswire.schema import EntryKind
 from psworker.errors import ConfigurationError
 from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_policies
-from psworker.optim.declared_tensors import refuse_shared_memory, warn_of_extra_state
+from psworker.optim.declared_tensors import (
+    DeclaredTensors,
+    refuse_shared_memory,
+    warn_of_extra_state,
+)
 from psworker.optim.model_schema import bind_models
 from psworker.optim.published import Published, published_entries
 from psworker.strategies.strategy import FragmentOrder
@@ -86,7 +90,6 @@ class Anchors:
             name: _twin_of(each, made, copies) for name, each in own.models.items()
         }
         self.models = {id(models[name]): twin for name, twin in twins.items()}
-        self._own = own.tensors
         self._anchor = anchor = bind_models(twins).tensors
         indexes = own.index_of_tensors()
         held = set(_held_indexes(optimizers, indexes))
@@ -102,13 +105,12 @@ class Anchors:
             )
             for part in _parts(names, sizes, fragment_count, fragment_order)
         ]
-        self._followed = [
-            (own.tensors[index], anchor[index])
-            for index in range(len(anchor))
-            if index not in held and policies.get(index) is not BufferPolicy.LOCAL
+        self._buffers = [
+            index for index, each in policies.items() if each is not BufferPolicy.LOCAL
         ]
-        # Of parameters: a forward pass may change a buffer and not count it.
-        self._versions: dict[int, int] = {}
+        frozen = set(range(len(anchor))).difference(held, policies)
+        self._declared = DeclaredTensors(own, policies, frozen)
+        self._versions: dict[int, int] = {}  # of frozen parameters, by index
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -120,30 +122,50 @@ class Anchors:
         """Where the twins' tensors are."""
         return {each.device for part in self.fragments for each in part.anchor}
 
+    def look(self) -> None:
+        """Follows what the script has done to its tensors, such as another device.
+
+        Raises:
+            ConfigurationError: The job can't follow one.
+        """
+        for index in self._declared.look():
+            own, anchor = self._declared.tensors[index], self._anchor[index]
+            if own.device != anchor.device:
+                anchor.data = anchor.data.to(own.device)
+            self._versions.pop(index, None)
+
     def published(self, what: Sequence[Published]) -> list[torch.Tensor]:
         """The twins' tensors of what a script publishes, with the script's values.
 
         Raises:
             ConfigurationError: A tensor belongs to no prepared model.
         """
-        indexes = published_entries(what, self._own)
-        _copy((self._anchor[index], self._own[index]) for index in indexes)
+        self.look()
+        own = self._declared.tensors
+        indexes = published_entries(what, own)
+        _copy((self._anchor[index], own[index]) for index in indexes)
         return [self._anchor[index] for index in indexes]
 
     def send_followed(self) -> None:
-        """Copies buffers, and parameters without an optimizer, into the twins."""
-        versions = self._versions
-        _copy(
-            (anchor, own)
-            for own, anchor in self._followed
-            if versions.get(id(own)) != own._version
-            or not isinstance(own, nn.Parameter)
-        )
+        """Copies buffers, and parameters without an optimizer, into the twins.
+
+        A forward pass may change a buffer and not count that.
+        """
+        own = self._declared.tensors
+        changed = [
+            index
+            for index in self._declared.frozen
+            if self._versions.get(index) != own[index]._version
+        ]
+        _copy((self._anchor[index], own[index]) for index in (*self._buffers, *changed))
         self._note_versions()
 
     def take_followed(self) -> None:
         """Copies them back from the twins, which have the job's."""
-        _copy(self._followed)
+        self.look()
+        own = self._declared.tensors
+        indexes = (*self._buffers, *self._declared.frozen)
+        _copy((own[index], self._anchor[index]) for index in indexes)
         self._note_versions()
 
     def start_over(self) -> None:
@@ -155,7 +177,8 @@ class Anchors:
         self.take_followed()
 
     def _note_versions(self) -> None:
-        self._versions = {id(own): own._version for own, _ in self._followed}
+        own = self._declared.tensors
+        self._versions = {each: own[each]._version for each in self._declared.frozen}
 
 
 def _copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -250,8 +250,8 @@ class Engine:
     def _begin(self) -> None:
         """Takes the newest values, before all else that the script does."""
         if self._is_new:
-            self._worker.arrive()
-            self.start_over()
+            if self._worker.arrive() and not self._rejoined():
+                self.start_over()
             self._is_new = False
 
     def _before_forward(self, model: nn.Module, _: object) -> None:
@@ -370,6 +370,7 @@ class Engine:
         Args:
             is_beside: Whether it only begins: the script goes on meanwhile.
         """
+        self._anchors.look()
         progress = self._progress()
         fragment = self._anchors.fragments[progress.fragment]
         if self._strategy.pulls_first:

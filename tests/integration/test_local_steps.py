@@ -1,5 +1,6 @@
 """Local steps in a whole job: whatever a script does, as its paper has it."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,284 @@ def _plain(epoch_count: int) -> list[torch.Tensor]:
         for inputs, _ in _loader():
             _step(model, optimizer, inputs)
     return [each.detach() for each in model.parameters()]
+
+
+def _pair(job: Job, work: Callable[[psworker.Connection, str], Any]) -> dict[str, Any]:
+    """What two workers return, each with a connection of its own."""
+
+    def connected(worker_id: str) -> Any:  # noqa: ANN401
+        with connect(job, worker_id) as ps:
+            return work(ps, worker_id)
+
+    return run_workers(dict.fromkeys(("w0", "w1"), connected))
+
+
+def _own_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, worker_id: str, number: int
+) -> None:
+    """A step on data of the worker's own."""
+    generator = torch.Generator().manual_seed(1000 * int(worker_id[1:]) + number)
+    _step(model, optimizer, torch.randn(4, 3, generator=generator))
+
+
+def test_the_last_round_is_pushed_by_close_and_nothing_after_it(tmp_path: Path) -> None:
+    with Job(tmp_path) as job:
+        ps = connect(job, "w0")
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ps.prepare(model, optimizer, strategy=psworker.LocalSteps(10))
+        for number in range(14):
+            _own_step(model, optimizer, "w0", number)
+        assert ps.clock == 1
+        assert ps.last_push is not None
+        ps.close()
+        trained = [each.detach().clone() for each in model.parameters()]
+        with pytest.raises(psworker.ClosedError):
+            _own_step(model, optimizer, "w0", 0)
+        again = _model()
+        optimizer = torch.optim.SGD(again.parameters(), lr=0.1)
+        with connect(job, "w1") as ps:
+            ps.prepare(again, optimizer, strategy=psworker.LocalSteps(10))
+            values = [each.detach().clone() for each in again.parameters()]
+            assert ps.clock == 2
+        assert deviation(values, trained) < 1e-6
+        # The same objects can be prepared again.
+        with connect(job, "w2") as ps:
+            ps.prepare(again, optimizer, strategy=psworker.LocalSteps(1))
+            _own_step(again, optimizer, "w2", 0)
+            assert ps.clock == 3
+
+
+def test_buffers_ties_and_parameters_without_an_optimizer_follow_the_job(
+    tmp_path: Path,
+) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3, bias=False)
+            self.norm = nn.BatchNorm1d(3)
+            self.second = nn.Linear(3, 3, bias=False)
+            self.second.weight = self.first.weight
+            self.frozen = nn.Parameter(torch.ones(3))
+            self.seen: torch.Tensor
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            self.seen = self.seen + 1  # another tensor each time
+            found: torch.Tensor = self.second(self.norm(self.first(inputs)))
+            return found * self.frozen
+
+    def work(ps: psworker.Connection, worker_id: str) -> dict[str, torch.Tensor]:
+        model = Tied()
+        held = [model.first.weight, *model.norm.parameters()]
+        optimizer = torch.optim.SGD(held, lr=0.1)
+        with torch.no_grad():
+            model.first.weight.copy_(torch.eye(3))
+        strategy = psworker.LocalSteps(3)
+        ps.prepare(model, optimizer, strategy=strategy, buffers={"norm*": "mean"})
+        own = torch.full((4, 3), 1.0 + int(worker_id[1:]))
+        own[0] = 0
+        for _ in range(6):
+            _step(model, optimizer, own)
+        if ps.rank == 0:
+            with torch.no_grad():
+                model.frozen.fill_(2.0)
+        for _ in range(3):
+            _step(model, optimizer, own)
+        assert model.second.weight is model.first.weight
+        return {name: each.clone() for name, each in model.state_dict().items()}
+
+    with Job(tmp_path, workers_min=2) as job:
+        first, second = _pair(job, work).values()
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, msg=name)
+    assert first["seen"] == 9
+    assert (first["frozen"] == 2).all()
+    # Each batch has moved the mean to its own; what is there is of both workers'.
+    assert first["norm.num_batches_tracked"] == 9
+    assert first["norm.running_mean"].abs().max() > 0
+
+
+def test_an_optimizer_of_any_class_with_a_closure_a_scaler_and_a_scheduler(
+    tmp_path: Path,
+) -> None:
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:  # noqa: ANN401
+            super().__init__(parameters, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:  # noqa: ANN401
+            for group in self.param_groups:
+                for each in group["params"]:
+                    each -= group["lr"] * each.grad.sign()
+
+    def own(prepare: Any) -> Any:  # noqa: ANN401
+        model = _model()
+        optimizer = Own(model.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        prepare(model, optimizer, scheduler, scaler)
+        for number in range(6):
+            generator = torch.Generator().manual_seed(number)
+            inputs = torch.randn(4, 3, generator=generator)
+            optimizer.zero_grad()
+            scaler.scale(model(inputs).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**3
+        return [each.detach() for each in model.parameters()]
+
+    def quasi_newton(prepare: Any) -> Any:  # noqa: ANN401
+        model = _model()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3)
+        prepare(model, optimizer)
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(4, 3, generator=generator)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = model(inputs).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            assert optimizer.step(closure) is not None
+        return [each.detach() for each in model.parameters()]
+
+    for script in (own, quasi_newton):
+        plain = script(lambda *objects: objects)
+        with Job(tmp_path / script.__name__) as job, connect(job, "w0") as ps:
+            strategy = psworker.LocalSteps(2)
+            values = script(
+                lambda *objects, ps=ps, s=strategy: ps.prepare(*objects, strategy=s)
+            )
+            assert deviation(values, plain) < 1e-5, script
+            assert ps.clock in (2, 3)
+
+
+def test_rounds_of_a_gan_are_counted_by_its_first_optimizer(tmp_path: Path) -> None:
+    def work(ps: psworker.Connection, worker_id: str) -> tuple[int, Any]:
+        maker, judge = _model(), nn.Linear(2, 1)
+        steps = [
+            torch.optim.Adam(maker.parameters(), lr=0.01),
+            torch.optim.Adam(judge.parameters(), lr=0.01),
+        ]
+        *_, loader = ps.prepare(
+            maker, judge, *steps, _loader(), strategy=psworker.LocalSteps(2)
+        )
+        for inputs, _ in loader:
+            for step in reversed(steps):
+                maker.zero_grad()
+                judge.zero_grad()
+                judge(maker(inputs)).square().mean().backward()
+                step.step()
+        return ps.clock, loader.report
+
+    with Job(tmp_path, workers_min=2) as job:
+        found = _pair(job, work)
+    for clock, report in found.values():
+        assert report.is_complete, report
+        # 15 batches: 8 and 7, and the last round of both is of what is left.
+        assert clock == 4
+
+
+def test_a_push_that_timed_out_is_made_again_by_the_next_step(tmp_path: Path) -> None:
+    with Job(tmp_path, workers_min=2) as job:
+        other_goes_on = threading.Event()
+
+        def work(worker_id: str) -> tuple[int, list[torch.Tensor]]:
+            timeout_s = 20.0 if worker_id == "w1" else 0.5
+            with connect(job, worker_id, step_timeout_s=timeout_s) as ps:
+                model = _model()
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                ps.prepare(model, optimizer, strategy=psworker.LocalSteps(2))
+                for number in range(4):
+                    if worker_id == "w1" and number == 1:
+                        assert other_goes_on.wait(20)
+                    try:
+                        _own_step(model, optimizer, worker_id, number)
+                    except psworker.StepTimeoutError:
+                        assert (worker_id, number) == ("w0", 1)
+                        other_goes_on.set()
+                        job.wait_pushed("w1", 1)
+                values = [each.detach().clone() for each in model.parameters()]
+                return ps.clock, values
+
+        found = run_workers(dict.fromkeys(("w0", "w1"), work))
+    assert [clock for clock, _ in found.values()] == [2, 2]
+    assert deviation(found["w0"][1], found["w1"][1]) == 0
+
+
+def test_a_change_that_is_not_finite_is_nobodys(tmp_path: Path) -> None:
+    def work(ps: psworker.Connection, worker_id: str) -> Any:  # noqa: ANN401
+        model = _model()
+        first = [each.detach().clone() for each in model.parameters()]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ps.prepare(model, optimizer, strategy=psworker.LocalSteps(2))
+        for number in range(2):
+            _own_step(model, optimizer, worker_id, number)
+            if worker_id == "w1":
+                with torch.no_grad():
+                    model.weight[0, 0] = torch.nan
+        assert ps.last_push is not None
+        assert ps.last_push.nonfinite_worker_ids == ("w1",)
+        values = [each.detach() for each in model.parameters()]
+        return deviation(values, first)
+
+    with Job(tmp_path, workers_min=2) as job:
+        assert set(_pair(job, work).values()) == {0.0}
+
+
+def test_what_a_script_publishes_is_the_anchor(tmp_path: Path) -> None:
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ps.prepare(model, optimizer, strategy=psworker.LocalSteps(2))
+        for number in range(2):
+            _own_step(model, optimizer, "w0", number)
+        with torch.no_grad():
+            model.weight.zero_()
+        ps.publish(model.weight)
+        other = _model()
+        with connect(job, "w1") as second:
+            second.prepare(
+                other,
+                torch.optim.SGD(other.parameters(), lr=0.1),
+                strategy=psworker.LocalSteps(2),
+            )
+            assert not other.weight.any()
+            torch.testing.assert_close(other.bias, model.bias)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"overlap": True},
+        {"clip_grad_norm": 1.0},
+        {"loss": "sum"},
+    ],
+)
+def test_what_makes_no_sense_with_local_steps_is_refused(options: Any) -> None:  # noqa: ANN401
+    with psworker.LocalConnection() as ps:
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        strategy = psworker.LocalSteps(2)
+        with pytest.raises(psworker.UnsupportedError, match="leave"):
+            ps.prepare(model, optimizer, strategy=strategy, **options)
+        ps.prepare(model, optimizer, strategy=strategy)
+        with pytest.raises(psworker.ConfigurationError, match="called once"):
+            ps.prepare(model, optimizer, strategy=strategy)
+        with pytest.raises(psworker.ConfigurationError, match="called once"):
+            ps.prepare(model, optimizer)
+
+
+def test_two_runs_in_step_end_with_the_same_bits(tmp_path: Path) -> None:
+    found = []
+    for run in "ab":
+        with Job(tmp_path / run, workers_min=3) as job:
+            work = _training(job, psworker.LocalSteps(3), 2)
+            results = run_workers(dict.fromkeys(WORKER_IDS, work))
+        found.append([values for _, values, _ in results.values()])
+    for first, second in zip(*found, strict=True):
+        assert deviation(first, second) == 0
