@@ -8,8 +8,10 @@ import typer
 
 from psctl.options import (
     CoordinatorOption,
+    GraceWindowOption,
     JsonOption,
     OptionalCoordinatorOption,
+    QuorumOption,
     StalenessOption,
     interruptible,
     parsed,
@@ -60,6 +62,8 @@ def mode(
     *,
     coordinator: CoordinatorOption,
     staleness: StalenessOption = None,
+    quorum: QuorumOption = None,
+    grace_window: GraceWindowOption = None,
     timeout: Annotated[float, timeout_option(3600.0)] = 30.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -67,17 +71,23 @@ def mode(
 
     Example: psctl mode ssp --staleness 3
 
+    Example: psctl mode quorum --quorum 6 --grace-window 0.5
+
     Prints after which clock the mode holds, and the generation that begins with it.
     After the time-out the change is still wanted, and is made as soon as it can be.
 
-    From bsp to ssp or asp, divide the learning rate by the number of workers and leave
-    momentum out, and the reverse on the way back: see docs/modes.md.
+    From bsp or quorum to ssp or asp, divide the learning rate by the number of workers
+    and leave momentum out, and the reverse on the way back: see docs/modes.md.
     """
-    from psctl.mode import set_mode
+    from psctl.mode import set_mode, terms_given
 
-    changed = set_mode(
-        coordinator, Mode.labelled(name), staleness=staleness, timeout_s=timeout
+    terms = terms_given(
+        Mode.labelled(name),
+        staleness=staleness,
+        quorum=quorum,
+        grace_window_s=grace_window,
     )
+    changed = set_mode(coordinator, terms, timeout_s=timeout)
     show(as_json, changed.to_json(), changed.text)
     if hint := changed.rate_hint:
         say(hint)

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from psctl.failures import CommandError
-from psctl.status import ask, mode_text, read_document
+from psctl.status import ask, read_document
 from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
-from pswire.limits import STALENESS_BOUND_DEFAULT
-from pswire.membership import BOUNDED_MODES, Mode
+from pswire.limits import QUORUM_DEFAULT, STALENESS_BOUND_DEFAULT
+from pswire.membership import BOUNDED_MODES, QUORUM_MODES, Mode, ModeTerms
+from pswire.status_document import terms_document
 from psworker.transport.status_client import change_mode
 
 SCHEMA_VERSION: Final = 1
@@ -29,9 +30,8 @@ class ChangedMode:
     """The mode that holds after `mode_clock`, from `generation` on."""
 
     coordinator: Address
-    mode: Mode
+    terms: ModeTerms
     previous_mode: Mode
-    staleness_bound: int | None
     generation: int
     mode_clock: int
 
@@ -39,9 +39,8 @@ class ChangedMode:
         return {
             "schema_version": SCHEMA_VERSION,
             "coordinator": str(self.coordinator),
-            "mode": self.mode.label,
+            **terms_document(self.terms),
             "previous_mode": self.previous_mode.label,
-            "staleness_bound": self.staleness_bound,
             "generation": self.generation,
             "mode_clock": self.mode_clock,
         }
@@ -49,8 +48,8 @@ class ChangedMode:
     @property
     def text(self) -> str:
         return (
-            f"{mode_text(self.mode, self.staleness_bound)}, after clock "
-            f"{self.mode_clock} (generation {self.generation})"
+            f"{self.terms}, after clock {self.mode_clock} "
+            f"(generation {self.generation})"
         )
 
     @property
@@ -59,43 +58,59 @@ class ChangedMode:
 
         A mode with clocks applies means, the others the updates of single workers.
         """
-        if self.previous_mode.rules.is_clocked == self.mode.rules.is_clocked:
+        is_clocked = self.terms.mode.rules.is_clocked
+        if self.previous_mode.rules.is_clocked == is_clocked:
             return ""
-        return RATES_OF_MEANS if self.mode.rules.is_clocked else RATES_OF_SINGLE_UPDATES
+        return RATES_OF_MEANS if is_clocked else RATES_OF_SINGLE_UPDATES
 
 
 def set_mode(
-    coordinator: Address, mode: Mode, *, staleness: int | None, timeout_s: float
+    coordinator: Address, terms: ModeTerms, *, timeout_s: float
 ) -> ChangedMode:
-    """Changes the mode; returns when the coordinator has it on disk.
-
-    The staleness is in clocks, with SSP only; None is the default.
-    """
-    bound = _bound(mode, staleness)
+    """Changes the mode; returns when the coordinator has it on disk."""
     previous = Mode.labelled(read_document(coordinator)["mode"])
     changed = ask(
         coordinator,
-        change_mode(str(coordinator), mode, bound, timeout_s=timeout_s),
+        change_mode(str(coordinator), terms, timeout_s=timeout_s),
         timeout_s=timeout_s,
     )
     return ChangedMode(
         coordinator=coordinator,
-        mode=mode,
+        terms=terms,
         previous_mode=previous,
-        staleness_bound=mode.rules.lag_max(bound),
         generation=changed.generation,
         mode_clock=changed.mode_clock,
     )
 
 
-def _bound(mode: Mode, staleness: int | None) -> int:
-    if not mode.rules.takes_bound:
-        if staleness is not None:
+def terms_given(
+    mode: Mode,
+    *,
+    staleness: int | None,
+    quorum: int | None,
+    grace_window_s: float | None,
+) -> ModeTerms:
+    """A mode with what was said of it; None is the default.
+
+    Raises:
+        CommandError: Something was said that the mode has not.
+    """
+    bounds = f"only {BOUNDED_MODES} bounds how far workers are apart"
+    closes = f"only {QUORUM_MODES} closes a clock by a quorum"
+    for option, value, why, modes in (
+        ("--staleness", staleness, bounds, BOUNDED_MODES),
+        ("--quorum", quorum, closes, QUORUM_MODES),
+        ("--grace-window", grace_window_s, closes, QUORUM_MODES),
+    ):
+        if value is not None and mode.label not in modes:
             raise CommandError(
-                f"--staleness {staleness} has no meaning in {mode.label}: only "
-                f"{BOUNDED_MODES} bounds how far workers are apart; leave it out, or "
-                f"say {BOUNDED_MODES}",
+                f"{option} {value:g} has no meaning in {mode.label}: {why}; leave it "
+                f"out, or say {modes}",
                 ExitCode.USAGE,
             )
-        return 0
-    return STALENESS_BOUND_DEFAULT if staleness is None else staleness
+    return ModeTerms.of(
+        mode,
+        staleness_bound=STALENESS_BOUND_DEFAULT if staleness is None else staleness,
+        quorum=QUORUM_DEFAULT if quorum is None else quorum,
+        grace_window_ms=round((grace_window_s or 0) * 1000),
+    )

@@ -9,9 +9,15 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from pswire.addresses import Address
-from pswire.limits import STALENESS_BOUND_MAX
+from pswire.limits import GRACE_WINDOW_MS_MAX, STALENESS_BOUND_MAX, WORKER_COUNT_MAX
 from pswire.number_range import NumberRange
-from pswire.options import STALENESS_HELP, number_option, peer_address
+from pswire.options import (
+    GRACE_WINDOW_HELP,
+    QUORUM_HELP,
+    STALENESS_HELP,
+    number_option,
+    peer_address,
+)
 
 T = TypeVar("T")
 
@@ -33,6 +39,25 @@ StalenessOption = Annotated[
         allowed=NumberRange(0, STALENESS_BOUND_MAX),
         metavar="S",
         help=STALENESS_HELP,
+        show_default=False,
+    ),
+]
+
+QuorumOption = Annotated[
+    int | None,
+    number_option(
+        allowed=NumberRange(1, WORKER_COUNT_MAX),
+        metavar="K",
+        help=QUORUM_HELP,
+        show_default=False,
+    ),
+]
+GraceWindowOption = Annotated[
+    float | None,
+    number_option(
+        allowed=NumberRange(0.0, GRACE_WINDOW_MS_MAX / 1000, unit="seconds"),
+        metavar="SECONDS",
+        help=GRACE_WINDOW_HELP,
         show_default=False,
     ),
 ]

@@ -10,10 +10,10 @@ from pswire.addresses import Address
 from pswire.aggregation import MEAN
 from pswire.byte_text import byte_text
 from pswire.limits import STALENESS_COUNTED_MAX
-from pswire.membership import Mode, WorkerState
+from pswire.membership import WorkerState
 from pswire.names import printable
 from pswire.reasons import Refusal
-from pswire.status_document import Document
+from pswire.status_document import Document, terms_of_document
 from psworker.errors import error_of_refusal
 from psworker.launch.reachability import (
     problem_behind_call,
@@ -73,13 +73,6 @@ def status_text(status: Document) -> str:
     )
 
 
-def mode_text(mode: Mode, staleness_bound: int | None) -> str:
-    """A mode in words, such as `ssp, at most 3 clocks apart`."""
-    if not mode.rules.takes_bound:
-        return mode.label
-    return f"{mode.label}, at most {staleness_bound} clocks apart"
-
-
 def _facts(status: Document) -> list[tuple[str, str]]:
     """Names and texts; those without a text are not shown."""
     steps, samples = status["steps_per_s"], status["samples_per_s"]
@@ -90,7 +83,6 @@ def _facts(status: Document) -> list[tuple[str, str]]:
         f"{name} {'-' if value is None else f'{value:.4g}'}"
         for name, value in status["metrics"].items()
     )
-    mode = mode_text(Mode.labelled(status["mode"]), status["staleness_bound"])
     since = f", after clock {status['mode_clock']}" if status["mode_clock"] else ""
     version, failure = status["snapshot_version"], status["failure"] or ""
     clip = status["clip_grad_norm"]
@@ -100,7 +92,7 @@ def _facts(status: Document) -> list[tuple[str, str]]:
         ("speed", speed),
         ("logged", printable(", ".join(logged))),
         ("job", printable(status["job"]["job_id"])),
-        ("mode", f"{mode}{since}"),
+        ("mode", f"{terms_of_document(status)}{since}"),
         ("phase", f"{status['phase']}, generation {status['generation']}"),
         ("evictions", _evictions_text(status)),
         (

@@ -19,8 +19,10 @@ from pswire.keepalive import reconnect_grace_ms
 from pswire.limits import (
     CHUNK_BYTES_ASKED_MIN,
     CHUNK_BYTES_MAX,
+    GRACE_WINDOW_MS_MAX,
     GRADIENT_NORM_MAX,
     NUMBER_MAX,
+    QUORUM_DEFAULT,
     SHARD_COUNT_MAX,
     STALENESS_BOUND_DEFAULT,
     STALENESS_BOUND_MAX,
@@ -30,8 +32,10 @@ from pswire.membership import (
     BOUNDED_MODES,
     CLOCKED_MODES,
     FREE_MODES,
+    QUORUM_MODES,
     LossPolicy,
     Mode,
+    ModeTerms,
     StepAtomicity,
     modes_that,
 )
@@ -55,6 +59,13 @@ STALENESS_BOUND = NumberRange(
     0,
     STALENESS_BOUND_MAX,
     why=f"with --mode {FREE_MODES} there is no bound at all",
+)
+QUORUM = NumberRange(1, WORKER_COUNT_MAX)
+GRACE_WINDOW_S = NumberRange(
+    0.0,
+    GRACE_WINDOW_MS_MAX / 1000,
+    unit="seconds",
+    why="who wants to wait for all says so by the quorum",
 )
 DELAY_COMPENSATION = NumberRange(
     0.0, 1e6, why="give a strength such as 0.04; 0 is none"
@@ -183,6 +194,8 @@ class CoordinatorConfig:
         shard_count: Shards of the job.
         mode: How workers keep together.
         staleness_bound: Largest staleness in SSP, in clocks; None for the default.
+        quorum: Pushes that close a clock in mode quorum; None for the default.
+        grace_window_s: How much longer it waits for more; None for not at all.
         workers_min: Workers that must be there before the first clock.
         worker_loss_policy: What to do when a worker is lost.
         shard_loss_policy: What to do when a shard is lost; None to return to a
@@ -214,6 +227,8 @@ class CoordinatorConfig:
     shard_count: int
     mode: Mode = Mode.BSP
     staleness_bound: int | None = None
+    quorum: int | None = None
+    grace_window_s: float | None = None
     workers_min: int = 1
     worker_loss_policy: LossPolicy = LossPolicy.CONTINUE
     shard_loss_policy: ShardLossPolicy | None = None
@@ -250,17 +265,21 @@ class CoordinatorConfig:
         if self.chunk_kib is not None:
             _check("--chunk-kib", CHUNK_KIB, self.chunk_kib)
         self._validate_staleness()
+        self._validate_quorum()
         self._validate_two_phases()
         self._validate_aggregation()
         self._validate_checkpoints()
 
     def job_settings(self, *, job_id: str, job_seed: int) -> CoordinatorSettings:
         """The settings of the job, with what they switch on."""
+        terms = self._terms
         return CoordinatorSettings(
             job_id=job_id,
             shard_count=self.shard_count,
             mode=self.mode,
-            staleness_bound=self._bound,
+            staleness_bound=terms.staleness_bound,
+            quorum=terms.quorum,
+            grace_window_ms=terms.grace_window_ms,
             workers_min=self.workers_min,
             lease_ttl_ms=self.lease_ttl_ms,
             reconnect_grace_ms=reconnect_grace_ms(self.lease_ttl_ms),
@@ -284,6 +303,11 @@ class CoordinatorConfig:
         if self.mode.rules.takes_bound and self.staleness_bound is None:
             found.append(
                 f"no --staleness: workers may be {STALENESS_BOUND_DEFAULT} clocks apart"
+            )
+        if self.mode.rules.has_quorum and self.quorum is None:
+            found.append(
+                "no --quorum: each clock closes with the first push, so that nobody "
+                "waits for anybody"
             )
         if self.step_atomicity is None and self._needs_two_phases:
             found.append(
@@ -313,10 +337,13 @@ class CoordinatorConfig:
         return tuple(found)
 
     @property
-    def _bound(self) -> int:
-        given = self.staleness_bound
-        return self.mode.rules.bound_of(
-            STALENESS_BOUND_DEFAULT if given is None else given
+    def _terms(self) -> ModeTerms:
+        bound, quorum = self.staleness_bound, self.quorum
+        return ModeTerms.of(
+            self.mode,
+            staleness_bound=STALENESS_BOUND_DEFAULT if bound is None else bound,
+            quorum=QUORUM_DEFAULT if quorum is None else quorum,
+            grace_window_ms=round((self.grace_window_s or 0) * 1000),
         )
 
     @property
@@ -379,6 +406,21 @@ class CoordinatorConfig:
         if bound is not None:
             _check("--staleness", STALENESS_BOUND, bound)
         _check("--delay-compensation", DELAY_COMPENSATION, self.delay_compensation)
+
+    def _validate_quorum(self) -> None:
+        for option, allowed, value in (
+            ("--quorum", QUORUM, self.quorum),
+            ("--grace-window", GRACE_WINDOW_S, self.grace_window_s),
+        ):
+            if value is None:
+                continue
+            if not self.mode.rules.has_quorum:
+                raise OptionError(
+                    f"{option} {value:g} has no meaning with --mode "
+                    f"{self.mode.label}: only {QUORUM_MODES} closes a clock by a "
+                    f"quorum; leave it out, or say --mode {QUORUM_MODES}"
+                )
+            _check(option, allowed, value)
 
     def _validate_checkpoints(self) -> None:
         keep_count = self.checkpoint_keep_count

@@ -18,9 +18,11 @@ from psserver.config import (
     CHECKPOINT_KEEP_COUNT,
     CHUNK_KIB,
     DELAY_COMPENSATION,
+    GRACE_WINDOW_S,
     GRADIENT_NORM_LIMIT,
     JOB_SEED,
     LEASE_TTL_S,
+    QUORUM,
     SHARD_COUNT,
     STALENESS_BOUND,
     WORKERS_MIN,
@@ -48,7 +50,9 @@ from pswire.membership import (
     StepAtomicity,
 )
 from pswire.options import (
+    GRACE_WINDOW_HELP,
     MODES_TEXT,
+    QUORUM_HELP,
     STALENESS_HELP,
     choice_option,
     declare_options,
@@ -102,6 +106,21 @@ class JobOptions:
             allowed=STALENESS_BOUND,
             metavar="S",
             help=STALENESS_HELP,
+            show_default=False,
+        ),
+    ] = None
+    quorum: Annotated[
+        int | None,
+        number_option(
+            allowed=QUORUM, metavar="K", help=QUORUM_HELP, show_default=False
+        ),
+    ] = None
+    grace_window: Annotated[
+        float | None,
+        number_option(
+            allowed=GRACE_WINDOW_S,
+            metavar="SECONDS",
+            help=GRACE_WINDOW_HELP,
             show_default=False,
         ),
     ] = None
@@ -268,6 +287,8 @@ class JobOptions:
             shard_count=self.shards,
             mode=Mode.labelled(self.mode),
             staleness_bound=self.staleness,
+            quorum=self.quorum,
+            grace_window_s=self.grace_window,
             workers_min=self.min_workers,
             worker_loss_policy=LossPolicy.labelled(self.on_worker_loss),
             shard_loss_policy=ShardLossPolicy.labelled(on_shard_loss)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pswire.aggregation import MEAN, Aggregation, BadGradientPolicy, UpdateRules
-from pswire.membership import LossPolicy, Mode, StepAtomicity
+from pswire.membership import LossPolicy, Mode, ModeTerms, StepAtomicity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,8 @@ class JobSettings:
         shard_count: Shards it has.
         mode: How workers keep together at first.
         staleness_bound: Largest staleness in SSP, in clocks.
+        quorum: In mode quorum, pushes with weight that close a clock.
+        grace_window_ms: In mode quorum, how much longer a clock waits for more.
         workers_min: Workers that must be there before the first clock.
         lease_ttl_ms: Bound on the detection of a lost process.
         worker_loss_policy: What to do when a worker is lost.
@@ -33,6 +35,8 @@ class JobSettings:
     shard_count: int
     mode: Mode = Mode.BSP
     staleness_bound: int = 0
+    quorum: int = 0
+    grace_window_ms: int = 0
     workers_min: int = 1
     lease_ttl_ms: int = 10_000
     worker_loss_policy: LossPolicy = LossPolicy.CONTINUE
@@ -44,6 +48,16 @@ class JobSettings:
     aggregation: Aggregation = MEAN
     gradient_norm_max: float = 0.0
     bad_gradient_policy: BadGradientPolicy = BadGradientPolicy.SKIP
+
+    @property
+    def terms(self) -> ModeTerms:
+        """The mode at first, with its numbers."""
+        return ModeTerms.of(
+            self.mode,
+            staleness_bound=self.staleness_bound,
+            quorum=self.quorum,
+            grace_window_ms=self.grace_window_ms,
+        )
 
     def update_rules(self, clip_grad_norm: float) -> UpdateRules:
         """How pushes become updates, with the norm that the workers clip to."""

@@ -110,6 +110,12 @@ times as long then stops nobody, and no gradient is much older than the values."
 STALENESS_BOUND_MAX: Final = 1_000_000
 """Largest staleness bound. More is no bound, and ASP says so."""
 
+QUORUM_DEFAULT: Final = 1
+"""Pushes that close a clock of mode quorum when nobody says: nobody waits."""
+
+GRACE_WINDOW_MS_MAX: Final = 3_600_000
+"""Longest grace window. Who wants to wait for all says so by the quorum."""
+
 WAITING_INTERVAL_MS: Final = 5_000
 """A call that waits longer than this hears whom it waits for, and again each time."""
 

@@ -56,6 +56,8 @@ class ModeRules:
         takes_bound: How many those are is the user's staleness bound. Otherwise 0.
         deals_rounds: Data is dealt in rounds, a batch for each worker. Otherwise the
             workers take it on demand.
+        has_quorum: A clock closes when a quorum of the workers has pushed for it. Who
+            comes later pushes for the next one; nothing of it is lost.
     """
 
     summary: str
@@ -63,6 +65,7 @@ class ModeRules:
     bounds_lag: bool
     takes_bound: bool
     deals_rounds: bool
+    has_quorum: bool = False
 
     def bound_of(self, staleness_bound: int) -> int:
         """The staleness bound, in clocks; 0 in a mode that takes none."""
@@ -79,6 +82,7 @@ class Mode(LabelledEnum):
     BSP = 1
     SSP = 2
     ASP = 3
+    QUORUM = 4
 
     @property
     def rules(self) -> ModeRules:
@@ -108,7 +112,61 @@ _MODE_RULES = {
         takes_bound=False,
         deals_rounds=False,
     ),
+    Mode.QUORUM: ModeRules(
+        summary="those together that are there first",
+        is_clocked=True,
+        bounds_lag=True,
+        takes_bound=False,
+        deals_rounds=False,
+        has_quorum=True,
+    ),
 }
+
+
+class ModeTerms(NamedTuple):
+    """A mode with its numbers, each 0 in the modes that take none.
+
+    Attributes:
+        mode: How workers keep together.
+        staleness_bound: Largest staleness in SSP, in clocks.
+        quorum: In mode quorum, pushes with weight that close a clock.
+        grace_window_ms: In mode quorum, how much longer a clock waits for more.
+    """
+
+    mode: Mode
+    staleness_bound: int = 0
+    quorum: int = 0
+    grace_window_ms: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        mode: Mode,
+        *,
+        staleness_bound: int = 0,
+        quorum: int = 0,
+        grace_window_ms: int = 0,
+    ) -> Self:
+        """A mode with those of these numbers that it takes."""
+        has_quorum = mode.rules.has_quorum
+        return cls(
+            mode,
+            mode.rules.bound_of(staleness_bound),
+            quorum if has_quorum else 0,
+            grace_window_ms if has_quorum else 0,
+        )
+
+    def __str__(self) -> str:
+        """For people, such as `ssp, at most 3 clocks apart`."""
+        label = self.mode.label
+        if self.mode.rules.takes_bound:
+            return f"{label}, at most {self.staleness_bound} clocks apart"
+        if not self.mode.rules.has_quorum:
+            return label
+        text = f"{label} of {self.quorum}"
+        if not self.grace_window_ms:
+            return text
+        return f"{text}, waiting up to {self.grace_window_ms / 1000:g} s for more"
 
 
 def modes_that(holds: Callable[[ModeRules], bool], link: str = " or ") -> str:
@@ -118,6 +176,7 @@ def modes_that(holds: Callable[[ModeRules], bool], link: str = " or ") -> str:
 
 FREE_MODES: Final = modes_that(lambda rules: not rules.bounds_lag)
 BOUNDED_MODES: Final = modes_that(lambda rules: rules.takes_bound, " and ")
+QUORUM_MODES: Final = modes_that(lambda rules: rules.has_quorum, " and ")
 CLOCKED_MODES: Final = modes_that(lambda rules: rules.is_clocked, " and ")
 UNCLOCKED_MODES: Final = modes_that(lambda rules: not rules.is_clocked, " and ")
 
@@ -314,7 +373,12 @@ class Record:
             two: on every shard those of that kind count, whoever is left.
         mode: Mode from now on.
         staleness_bound: Staleness bound from now on, in clocks.
-        mode_clock: Clock after which `mode` rules; up to it the mode before did.
+        quorum: Pushes that close a clock of mode quorum from now on.
+        grace_window_ms: How much longer it waits for more.
+        mode_clock: Clock after which `mode` rules; up to it the mode before did. It
+            stays what it was when one mode with clocks follows another.
+        terms_clock: Clock after which what closes a clock is as `mode` has it: up to
+            it, where a mode with clocks came before, as that one has it.
         workers_floor: Members below which no lost one is evicted.
         commit: With two-phase steps, a clock that every shard commits.
         finished_step_count: While the job is finished: steps of all workers ever,
@@ -332,10 +396,23 @@ class Record:
     mixed_clocks: tuple[MixedClock, ...] = ()
     mode: Mode = Mode.BSP
     staleness_bound: int = 0
+    quorum: int = 0
+    grace_window_ms: int = 0
     mode_clock: int = 0
+    terms_clock: int = 0
     workers_floor: int = 0
     commit: ClockChoice | None = None
     finished_step_count: int = -1
+
+    @property
+    def terms(self) -> ModeTerms:
+        """The mode from now on, with its numbers."""
+        return ModeTerms.of(
+            self.mode,
+            staleness_bound=self.staleness_bound,
+            quorum=self.quorum,
+            grace_window_ms=self.grace_window_ms,
+        )
 
     @property
     def is_start(self) -> bool:

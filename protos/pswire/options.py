@@ -13,9 +13,9 @@ import typer
 
 from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
-from pswire.limits import STALENESS_BOUND_DEFAULT
+from pswire.limits import QUORUM_DEFAULT, STALENESS_BOUND_DEFAULT
 from pswire.logs import FORMATS, LOG_DIR_VARIABLE, LOG_FORMAT_VARIABLE
-from pswire.membership import BOUNDED_MODES, Mode
+from pswire.membership import BOUNDED_MODES, QUORUM_MODES, Mode
 from pswire.number_range import NumberRange
 from pswire.security.credentials import (
     TLS_CA_VARIABLE,
@@ -35,6 +35,14 @@ MODES_TEXT: Final = f"{', '.join(_FIRST)}, or {_LAST}"
 STALENESS_HELP: Final = (
     f"With {BOUNDED_MODES}, clocks that a worker may be ahead of the slowest one; "
     f"{STALENESS_BOUND_DEFAULT} by default."
+)
+QUORUM_HELP: Final = (
+    f"With {QUORUM_MODES}, pushes that close a clock; {QUORUM_DEFAULT} by default. As "
+    "many as have data are enough. Who comes later pushes for the next clock."
+)
+GRACE_WINDOW_HELP: Final = (
+    f"With {QUORUM_MODES}, how much longer a clock waits for more pushes once it could "
+    "close, as long as none of those that came would notice; 0 by default."
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pswire.awaited import NOT_KNOWN
 from pswire.data_codec import read_epoch
 from pswire.job_settings import JobSettings
-from pswire.membership import Mode
+from pswire.membership import Mode, ModeTerms
 from pswire.membership_codec import known, read_settings
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import push_pb2
@@ -44,8 +44,14 @@ def status_document(response: pb.GetStatusResponse, coordinator: str) -> Documen
         },
         "job": _settings(read_settings(response.settings)),
         "phase": phase_name(response.phase),
-        "mode": mode.label,
-        "staleness_bound": mode.rules.lag_max(response.staleness_bound),
+        **terms_document(
+            ModeTerms(
+                mode,
+                response.staleness_bound,
+                response.quorum,
+                response.grace_window_ms,
+            )
+        ),
         "mode_clock": response.mode_clock,
         "generation": response.generation,
         "workers_floor": response.workers_floor,
@@ -322,6 +328,27 @@ def _privacy(privacy: pb.PrivacyStatus) -> Document:
         "epsilon": _finite(privacy.epsilon),
         "epsilon_max": privacy.epsilon_max,
     }
+
+
+def terms_document(terms: ModeTerms) -> dict[str, object]:
+    """A mode with its numbers, null where it takes none."""
+    rules = terms.mode.rules
+    return {
+        "mode": terms.mode.label,
+        "staleness_bound": rules.lag_max(terms.staleness_bound),
+        "quorum": terms.quorum if rules.has_quorum else None,
+        "grace_window_s": terms.grace_window_ms / 1000 if rules.has_quorum else None,
+    }
+
+
+def terms_of_document(document: Document) -> ModeTerms:
+    """The mode of a document, with its numbers."""
+    return ModeTerms.of(
+        Mode.labelled(document["mode"]),
+        staleness_bound=document["staleness_bound"] or 0,
+        quorum=document["quorum"] or 0,
+        grace_window_ms=round((document["grace_window_s"] or 0) * 1000),
+    )
 
 
 def _optional(message: Any, name: str) -> Any:  # noqa: ANN401, any message and field

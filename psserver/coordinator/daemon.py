@@ -162,34 +162,24 @@ async def _admin_port(
 def _tell(config: CoordinatorConfig, host: CoordinatorHost) -> None:
     """Says what runs here, and what follows from the settings without being said."""
     settings = host.core.settings
-    bound = (
-        f", {settings.staleness_bound} clocks apart"
-        if settings.mode.rules.takes_bound
-        else ""
-    )
     log.info(
-        "job %s: %d shard%s, at least %d worker%s, %s%s, lease %g s",
+        "job %s: %d shard%s, at least %d worker%s, %s, lease %g s",
         settings.job_id,
         settings.shard_count,
         "s" if settings.shard_count > 1 else "",
         settings.workers_min,
         "s" if settings.workers_min > 1 else "",
-        settings.mode.name,
-        bound,
+        settings.terms,
         settings.lease_ttl_ms / 1000,
     )
     for note in config.notes():
         log.warning("%s", note)
     before = host.core.record or host.core.progress.start_point
-    if before is not None and (before.mode, before.staleness_bound) != (
-        settings.mode,
-        settings.staleness_bound,
-    ):
+    if before is not None and before.terms != settings.terms:
         log.warning(
-            "the job goes on in %s with staleness %d, as before; --mode and "
-            "--staleness are for a new job, `psctl mode` changes a running one",
-            before.mode.name,
-            before.staleness_bound,
+            "the job goes on in %s, as before; --mode and what goes with it are for a "
+            "new job, `psctl mode` changes a running one",
+            before.terms,
         )
 
 

@@ -18,6 +18,9 @@ def record_values(record: Record) -> dict[str, object]:
         ],
         "mode": record.mode.label,
         "bound": record.staleness_bound,
+        "quorum": record.quorum,
+        "grace_window_ms": record.grace_window_ms,
         "mode_clock": record.mode_clock,
+        "terms_clock": record.terms_clock,
         "skipped": list(record.skipped_clocks),
     }

@@ -171,6 +171,14 @@ class MemberCore:
         """That of the newest record, 0 before the start."""
         return self.record.generation if self.record is not None else 0
 
+    @property
+    def has_quorum(self) -> bool:
+        """Whether clocks close without those that come late.
+
+        A push asks first then, so that one that is late sends no bytes in vain.
+        """
+        return self.record is not None and self.record.mode.rules.has_quorum
+
     def take_record(self, record: Record) -> Evicted | None:
         """Goes on by a record, unless a newer one is known."""
         if record.generation < self.generation:
@@ -253,7 +261,13 @@ class MemberCore:
             sequence: Its number.
             chunk_indexes: For each shard, the chunks that are part of it.
         """
-        return OpenPush(self.worker, sequence, chunk_indexes, update=self.update)
+        return OpenPush(
+            self.worker,
+            sequence,
+            chunk_indexes,
+            update=self.update,
+            drives_others=self.has_quorum,
+        )
 
     def check(self, shard_index: int, reply: PushReply) -> None:
         """Checks an answer to a push or a pull.

@@ -23,6 +23,7 @@ from pswire.reasons import ErrorReason, Refusal
 from psworker.errors import StepTimeoutError, error_of_refusal
 from psworker.event_loop import EventLoop
 from psworker.member.ahead_calls import AheadCalls
+from psworker.member.core import NextPush
 from psworker.member.outgoing_push import OutgoingPush
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import StepContents
@@ -268,6 +269,13 @@ class PushExchange:
         self.source = ChunkSource(())  # frees the gradients
         self.contents = replace(self.contents, tensors=())
 
+    def readdress(self, place: NextPush) -> None:
+        """The same push for another clock, since its own closed without it."""
+        assert self._encoded_count == len(self.chunks), "it was sent"
+        self.replies = None
+        for push in self.pushes:
+            push.readdress(place)
+
     def write_next(self, store: ValueStore) -> bool:
         """Writes what comes next; `False` when only `run` can go on."""
         if self._incoming is None:
@@ -287,10 +295,11 @@ class PushExchange:
         State that it carried was loaded, unless the shards dropped the push: also by
         one of weight 0, and also where the gradient was thrown away here.
         """
-        if self.contents.on_loaded is not None and not result.dropped:
+        has_come = not (result.dropped or result.missed)
+        if self.contents.on_loaded is not None and has_come:
             self.contents.on_loaded()
         if self.encoder is not None:
-            self.encoder.settle(is_counted=not (result.dropped or result.skipped))
+            self.encoder.settle(is_counted=has_come and not result.skipped)
         is_discarded = self.contents.is_discarded
         return replace(result, outcome="dropped") if is_discarded else result
 

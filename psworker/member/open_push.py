@@ -71,11 +71,23 @@ class OpenPush:
         chunk_indexes: Sequence[Collection[int]],
         *,
         update: UpdateRules = NOT_MEASURED,
+        drives_others: bool = False,
     ) -> None:
+        """Begins a push of which nothing is sent.
+
+        Args:
+            worker: Whose it is.
+            sequence: Its number.
+            chunk_indexes: For each shard, the chunks that are part of it.
+            update: How the pushes of a clock become an update.
+            drives_others: Whether it also commits a clock that closes without it, since
+                those that it consists of may all be stopped.
+        """
         self._worker = worker
         self.sequence = sequence
         self._chunk_indexes = [frozenset(each) for each in chunk_indexes]
         self._update = update
+        self._drives_others = drives_others
         self._failure_counts = [0] * len(chunk_indexes)
         self._staged: dict[int, ClockChoice] = {}
 
@@ -147,5 +159,6 @@ class OpenPush:
         )
 
     def chosen(self, choice: ClockChoice) -> Commit | None:
-        """The contributors of the clock are known; others than those do nothing."""
-        return Commit(choice) if self._worker in choice.workers else None
+        """The contributors of the clock are known, or that it is closed already."""
+        drives = self._worker in choice.workers or self._drives_others
+        return Commit(choice) if drives and choice.workers else None

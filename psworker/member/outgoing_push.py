@@ -7,6 +7,7 @@ the same bytes.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from dataclasses import replace
 
 from pswire import failpoints
 from pswire.frames import (
@@ -17,6 +18,7 @@ from pswire.frames import (
     join_fields,
 )
 from pswire.limits import REFERENCES_BYTES_MAX
+from psworker.member.core import NextPush
 from psworker.transport import messages
 from psworker.transport.values import PushHeader, PushTrailer
 
@@ -79,6 +81,7 @@ class OutgoingPush:
                 messages.trailer_bytes(trailer, bits_to_bytes(chunk_bitmap)),
             )
         )
+        self._shard_incarnation = shard_incarnation
         self._opening = header_message(header, shard_incarnation) + self.trailer_message
         self._notify = notify
         self._chunks: list[tuple[int, bytes]] = []
@@ -106,6 +109,19 @@ class OutgoingPush:
         if self._has_reader and is_awaited:
             self._unannounced_bytes = 0
             self._notify(self._grown)
+
+    def readdress(self, place: NextPush) -> None:
+        """Sends the same bytes as another push."""
+        self.header = replace(
+            self.header,
+            generation=place.generation,
+            sequence=place.sequence,
+            sequence_unacknowledged_min=place.sequence_unacknowledged_min,
+            clock=place.clock,
+        )
+        header = header_message(self.header, self._shard_incarnation)
+        self._opening = header + self.trailer_message
+        self.is_sent = False
 
     @property
     def whole_message(self) -> bytes | None:

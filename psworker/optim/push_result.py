@@ -23,13 +23,13 @@ class PushResult:
     """What became of a push.
 
     Attributes:
-        outcome: `applied`, `staged`, `skipped`, `dropped` or `duplicate`.
+        outcome: `applied`, `staged`, `skipped`, `dropped`, `missed` or `duplicate`.
         clock: This worker's clock after it.
         version: Steps of all workers ever that are in the values.
         frontier: Smallest clock over all workers.
         staleness: Updates that were applied between the values that the gradient came
             from and the push; the largest over all shards, 0 in BSP.
-        mode: `bsp`, `ssp` or `asp`: how the values were given.
+        mode: `bsp`, `ssp`, `asp` or `quorum`: how the values were given.
         duplicate: Whether a shard had it already, and took nothing twice.
         rejoined: Whether the worker was evicted with this push under way and has
             joined again. The outcome is what became of the push even so.
@@ -60,6 +60,11 @@ class PushResult:
     def dropped(self) -> bool:
         """Whether the gradient was thrown away."""
         return self.outcome == "dropped"
+
+    @property
+    def missed(self) -> bool:
+        """Whether its clock closed without it: a strategy sends what it was of later."""
+        return self.outcome == "missed"
 
     @property
     def skipped(self) -> bool:

@@ -38,12 +38,15 @@ class RoundPush:
             since, or if the push would be of another clock, as after a change of the
             mode, nothing is pushed.
         is_beside: Whether it is made beside the script, which takes further steps.
+        slack_ms: How long the script can go on without the answer; None if it is not
+            said. Mode quorum holds no clock open for longer.
     """
 
     drawn: DrawnData
     clock: int
     rejoin_count: int
     is_beside: bool = False
+    slack_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,8 @@ class StepContents:
         ranges: Data behind the gradient; in the trailer too, unless it is discarded.
         is_discarded: Whether the gradient was thrown away here.
         on_loaded: Called once shards have taken the state that goes with it.
+        is_of_round: Whether a strategy has made it, which keeps what a push is of that
+            comes too late in mode quorum. Others are sent again for the next clock.
     """
 
     optimizer: str
@@ -98,3 +103,4 @@ class StepContents:
     ranges: tuple[DataRange, ...] = ()
     is_discarded: bool = False
     on_loaded: Callable[[], None] | None = None
+    is_of_round: bool = False

@@ -514,6 +514,7 @@ class MemberPushes:
 
     def _without_gradient(self, wanted: OptimizerStep) -> StepContents:
         """A push of weight 0, without a gradient and without data."""
+        of_round = wanted.of_round
         trailer = PushTrailer(
             weight=0.0,
             groups=wanted.groups,
@@ -522,6 +523,7 @@ class MemberPushes:
             optimizer_digest=wanted.spec_digest,
             loads_state=wanted.load is not None,
             scheduler_steps=wanted.scheduler_steps,
+            slack_ms=None if of_round is None else of_round.slack_ms,
         )
         return StepContents(
             optimizer=wanted.spec.name,
@@ -529,6 +531,7 @@ class MemberPushes:
             value_entries=self._buffers.value_entries,
             trailer=trailer,
             on_loaded=None if wanted.load is None else wanted.load.on_loaded,
+            is_of_round=of_round is not None,
         )
 
     def _scope_of(self, exchange: PushExchange) -> Scope | None:
@@ -547,7 +550,7 @@ class MemberPushes:
             receiver,
             timeout_s=self._timeout_s,
             ahead=exchange.take_ahead(),
-            asks_first=exchange.asks_first,
+            asks_first=exchange.asks_first or self._session.core.has_quorum,
         )
 
     def _finish(self, exchange: PushExchange, store: ValueStore) -> PushResult:
@@ -556,28 +559,13 @@ class MemberPushes:
         deadline = time.monotonic() + self._timeout_s
         before = self._session.work.enter(Activity.SENDING)
         try:
-            store.narrow(self._scope_of(exchange))
-            try:
-                replies = exchange.replies or exchange.run(
-                    self._loop,
-                    self._delivery_of(exchange),
-                    store,
-                    self._session.work,
-                )
-            finally:
-                store.narrow(None)
-            concluded = self._session.core.conclude(exchange.sequence, replies)
-            self._notices.note_differences(replies)
-            if isinstance(concluded, Missed):
-                pull = catch_up(self._loop, self._session, concluded, deadline)
-                pulled = pull_values(self._loop, self._session, store, pull, deadline)
-                result = replace(
-                    combine(pulled),
-                    outcome="dropped",
-                    gradient_factor=combine(replies).gradient_factor,
-                )
-            else:
-                result = concluded.result
+            result = self._exchanged(exchange, store, deadline)
+            while result.dropped and self._is_due_again(exchange, result):
+                exchange.readdress(self._session.core.next_push())
+                result = self._exchanged(exchange, store, deadline)
+            is_late = result.dropped and self._session.core.has_quorum
+            if is_late and exchange.contents.is_of_round:
+                result = replace(result, outcome="missed")
             if store.base.is_lost:
                 pull_lost(self._loop, self._session, store, result, deadline)
         except (StepTimeoutError, CorruptionError):
@@ -607,10 +595,49 @@ class MemberPushes:
         self._session.core.acknowledge(exchange.sequence)
         self.last_push = result
         ranges, exchange.ranges = exchange.ranges, ()
-        self.pending.unreported.note(ranges, is_dropped=result.dropped)
+        if not result.missed:
+            self.pending.unreported.note(ranges, is_dropped=result.dropped)
         self._notices.note_result(result, is_discarded=exchange.contents.is_discarded)
         self._unfinished = None
         return result
+
+    def _exchanged(
+        self, exchange: PushExchange, store: ValueStore, deadline: float
+    ) -> PushResult:
+        """What all shards say of a push, with the newest values in its store."""
+        store.narrow(self._scope_of(exchange))
+        try:
+            replies = exchange.replies or exchange.run(
+                self._loop, self._delivery_of(exchange), store, self._session.work
+            )
+        finally:
+            store.narrow(None)
+        concluded = self._session.core.conclude(exchange.sequence, replies)
+        self._notices.note_differences(replies)
+        if not isinstance(concluded, Missed):
+            return concluded.result
+        pull = catch_up(self._loop, self._session, concluded, deadline)
+        pulled = pull_values(self._loop, self._session, store, pull, deadline)
+        return replace(
+            combine(pulled),
+            outcome="dropped",
+            gradient_factor=combine(replies).gradient_factor,
+        )
+
+    def _is_due_again(self, exchange: PushExchange, dropped: PushResult) -> bool:
+        """Whether a push that came too late for its clock is one for the next.
+
+        Not one that the shards have rejected, nor what is of no use later: weight 0,
+        values that were published, and what goes with state that was sent for it.
+        """
+        trailer = exchange.contents.trailer
+        return (
+            self._session.core.has_quorum
+            and dropped.gradient_factor > 0
+            and trailer.weight > 0
+            and not (trailer.publishes or trailer.loads_state)
+            and not exchange.contents.is_of_round
+        )
 
     def _lose(self, exchange: PushExchange | None) -> PushResult:
         """Joins again as a new start, and says what became of the push under way.

@@ -458,7 +458,8 @@ class Engine:
             last = self._backend.place.last_push
             self._timing.note_push(self._push_s, last.peer_wait_s if last else 0.0)
             is_made = last is not self._push_before
-            self._rounds.settle(has_counted=is_made)
+            has_missed = last is not None and last.missed
+            self._rounds.settle(has_counted=is_made and not has_missed)
 
     def _take(self, fragment: int) -> None:
         taken = self._anchors.fragments[fragment]

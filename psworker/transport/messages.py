@@ -120,6 +120,7 @@ def trailer_bytes(trailer: values.PushTrailer, chunk_bitmap: bytes) -> bytes:
         scheduler_steps=trailer.scheduler_steps,
         publishes=trailer.publishes,
         continues_batch=trailer.continues_batch,
+        slack_ms=trailer.slack_ms,
     ).SerializeToString()
 
 

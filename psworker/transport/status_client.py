@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from pswire.channels import ChannelKind, aio_channel
 from pswire.limits import PROTOCOL_VERSION
-from pswire.membership import Mode
+from pswire.membership import ModeTerms
 from pswire.span_log import Span
 from pswire.status_document import (
     Document,
@@ -140,14 +140,13 @@ async def watch_events(
 
 
 async def change_mode(
-    address: str, mode: Mode, staleness_bound: int, *, timeout_s: float
+    address: str, terms: ModeTerms, *, timeout_s: float
 ) -> ModeChange:
     """Changes the mode of a running job; returns when the record is written.
 
     Args:
         address: Of the coordinator.
-        mode: The new mode.
-        staleness_bound: In SSP, the largest lead, in clocks; else 0.
+        terms: The new mode.
         timeout_s: Longest wait for the record.
 
     Raises:
@@ -157,8 +156,10 @@ async def change_mode(
         response = await stub.SetMode(
             pb.SetModeRequest(
                 protocol_version=PROTOCOL_VERSION,
-                mode=membership_pb2.Mode.ValueType(mode),
-                staleness_bound=staleness_bound,
+                mode=membership_pb2.Mode.ValueType(terms.mode),
+                staleness_bound=terms.staleness_bound,
+                quorum=terms.quorum,
+                grace_window_ms=terms.grace_window_ms,
                 timeout_ms=round(timeout_s * 1000),
             ),
             timeout=timeout_s + ANSWER_MARGIN_S,

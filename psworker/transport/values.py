@@ -183,6 +183,8 @@ class PushTrailer:
         averaged_buffers: Bits of the buffers that are averaged in SSP and ASP.
         publishes: Whether it has values alone and is no step.
         continues_batch: Whether it is a further step on the batch of the push before.
+        slack_ms: How long the worker can go on without the answer, as mode quorum wants
+            to know; None for as long as it takes.
     """
 
     weight: float
@@ -198,6 +200,7 @@ class PushTrailer:
     averaged_buffers: bytes = b""
     publishes: bool = False
     continues_batch: bool = False
+    slack_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import WorkerHolding
-from pswire.membership import Mode
+from pswire.membership import Mode, ModeTerms
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
@@ -17,7 +17,7 @@ def running(*names: str, mode: Mode = Mode.BSP, bound: int = 0) -> DrivenCoordin
 
 
 def ask(job: DrivenCoordinator, mode: Mode, bound: int = 0) -> None:
-    job.core.set_mode(mode, bound, job.now_ms)
+    job.core.set_mode(ModeTerms(mode, bound), job.now_ms)
 
 
 def far_apart(job: DrivenCoordinator, **trailers: int) -> None:

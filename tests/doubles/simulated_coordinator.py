@@ -42,7 +42,7 @@ from pswire.checkpoint.manifest import CheckpointName
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
 from pswire.leased_data import DataRange, DataReport, EpochShape
-from pswire.membership import Departure, Mode, Record, WorkerKey, WorkerState
+from pswire.membership import Departure, ModeTerms, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
 from psworker.member.core import Join
@@ -451,9 +451,9 @@ class SimulatedCoordinator:
         """Whether the newest record names a worker."""
         return bool(self.records) and self.records[-1].member_of(worker) is not None
 
-    def set_mode(self, mode: Mode, staleness_bound: int) -> None:
+    def set_mode(self, terms: ModeTerms) -> None:
         """Somebody wants another mode."""
-        self.core.set_mode(mode, staleness_bound, self.now_ms)
+        self.core.set_mode(terms, self.now_ms)
         self.pump()
 
     # Data

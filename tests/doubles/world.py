@@ -644,7 +644,7 @@ class World:
             if not shard.knows(generation):
                 return False
             if shard.core.clocks.member_of(worker.key) is not None:
-                shard.core.ready(worker.key, sequence)
+                shard.core.ready(worker.key, sequence, self.coordinator.now_ms)
                 shard.pump()
                 self.links.send(f"{worker.name} waits", shard.name, waited)
             return True

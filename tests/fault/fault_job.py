@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from psctl.check_history import check_history
-from psctl.mode import set_mode
+from psctl.mode import set_mode, terms_given
 from psctl.status import read_document
 from pswire.membership import Mode
 from pswire.status_document import Document
@@ -252,7 +252,10 @@ class FaultJob:
         self._expected[name] = code
 
     def set_mode(self, mode: str, staleness: int | None = None) -> None:
-        set_mode(self.address, Mode[mode.upper()], staleness=staleness, timeout_s=20.0)
+        terms = terms_given(
+            Mode.labelled(mode), staleness=staleness, quorum=None, grace_window_s=None
+        )
+        set_mode(self.address, terms, timeout_s=20.0)
 
     # Inside
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import psworker
-from pswire.membership import Mode
+from pswire.membership import Mode, ModeTerms
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import FaultProxy
 from tests.doubles.promised_numbers import DEVIATION_MAX, NORM_DEVIATION_MAX
@@ -207,7 +207,7 @@ def test_modes_change_and_the_numbers_stay(tmp_path: Path) -> None:
         def change_mode(step: int) -> None:
             if step in modes:
                 bound = int(modes[step] is Mode.SSP)
-                job.run(job.coordinator.set_mode(modes[step], bound, 10.0))
+                job.run(job.coordinator.set_mode(ModeTerms(modes[step], bound), 10.0))
 
         found, found_norms = SGD.on_worker(job, "w0", before_step=change_mode)
 

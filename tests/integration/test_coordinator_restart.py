@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from psserver.shard.host.shard_host import ShardHost
-from pswire.membership import Mode, WorkerState
+from pswire.membership import Mode, ModeTerms, WorkerState
 from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect
 
 
@@ -63,7 +63,9 @@ def test_no_step_needs_the_coordinator(tmp_path: Path, mode: Mode) -> None:
                 assert job.ask(lambda: job.coordinator.core.record) == before
                 # A change after the restart reaches everybody.
                 if mode is not Mode.BSP:
-                    job.run(job.coordinator.set_mode(Mode.BSP, 0, timeout_s=10))
+                    job.run(
+                        job.coordinator.set_mode(ModeTerms(Mode.BSP, 0), timeout_s=10)
+                    )
                 wait_version(job, version + 20)
             finally:
                 enough.set()

@@ -11,7 +11,7 @@ from torch import nn
 import psworker
 from psserver.coordinator.core.shard_map import ShardStanding
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
-from pswire.membership import Mode, Record
+from pswire.membership import Mode, ModeTerms, Record
 from pswire.reasons import Refusal
 from tests.doubles.children import Completed, Nursery
 from tests.integration.job import WAIT_TIMEOUT_S, Job, connect
@@ -92,8 +92,8 @@ def test_who_asks_for_a_mode_is_told_that_somebody_else_wants_another(
         host: CoordinatorHost,
     ) -> tuple[Record | BaseException, Record | BaseException]:
         return await asyncio.gather(
-            host.set_mode(Mode.ASP, 0, WAIT_TIMEOUT_S),
-            host.set_mode(Mode.SSP, 2, WAIT_TIMEOUT_S),
+            host.set_mode(ModeTerms(Mode.ASP, 0), WAIT_TIMEOUT_S),
+            host.set_mode(ModeTerms(Mode.SSP, 2), WAIT_TIMEOUT_S),
             return_exceptions=True,
         )
 

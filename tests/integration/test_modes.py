@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from pswire.membership import Mode, StepAtomicity
+from pswire.membership import Mode, ModeTerms, StepAtomicity
 from psworker.connection import Connection
 from tests.integration.job import Crew, Job, connect
 from tests.integration.ones_worker import Worker, run_all
@@ -36,7 +36,7 @@ def two_workers(job: Job) -> list[Worker]:
 
 def set_mode(job: Job, mode: Mode, bound: int = 0) -> None:
     """As `psctl mode` does."""
-    record = job.run(job.coordinator.set_mode(mode, bound, timeout_s=10))
+    record = job.run(job.coordinator.set_mode(ModeTerms(mode, bound), timeout_s=10))
     assert record.mode is mode
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
 from pswire.addresses import Address, parse_address
-from pswire.membership import Mode
+from pswire.membership import Mode, ModeTerms
 from tests.doubles.fault_proxy import DOWN, UP, FaultProxy
 from tests.integration.job import Crew, Job, connect, run_workers, worker_behind
 
@@ -227,7 +227,9 @@ def test_a_mode_that_changes_under_way(tmp_path: Path) -> None:
                 for step in range(30):
                     if worker_id == "w0" and step % 10 == 5:
                         mode = [Mode.ASP, Mode.SSP, Mode.BSP][step // 10]
-                        change = job.coordinator.set_mode(mode, 2, timeout_s=10)
+                        change = job.coordinator.set_mode(
+                            ModeTerms(mode, 2), timeout_s=10
+                        )
                         job.run(change)
                     worker.step()
                 return worker.value  # the same in all elements

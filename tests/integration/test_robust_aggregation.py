@@ -14,7 +14,7 @@ from psctl.compare.attacks import Attack as Flip
 from psserver.coordinator.rpc.status_report import status_message
 from psserver.edge.monotonic import now_ms
 from pswire.aggregation import Aggregation, BadGradientPolicy
-from pswire.membership import Mode, StepAtomicity
+from pswire.membership import Mode, ModeTerms, StepAtomicity
 from pswire.reasons import Refusal
 from tests.integration.job import WAIT_TIMEOUT_S, Job, connect, run_workers
 
@@ -409,7 +409,7 @@ def test_rows_and_other_modes_are_refused_while_a_job_trains(tmp_path: Path) -> 
         )
         core = job.coordinator.core
         with pytest.raises(Refusal, match="--aggregation median, which takes"):
-            job.ask(lambda: core.set_mode(Mode.ASP, 0, now_ms()))
+            job.ask(lambda: core.set_mode(ModeTerms(Mode.ASP, 0), now_ms()))
         model(torch.tensor([1])).sum().backward()
         with pytest.raises(psworker.PsError, match="a row that most workers lack"):
             optimizer.step()

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from psserver.config import ListenConfig
-from pswire.membership import Mode, WorkerState
+from pswire.membership import Mode, ModeTerms, WorkerState
 from pswire.security.roles import Role
 from tests.doubles.free_addresses import free_address
 from tests.doubles.installed import HEAVY, need
@@ -67,7 +67,9 @@ class Guarded:
         return self.tokens.path(role.value).read_text()
 
     def mode_is(self, mode: Mode, bound: int) -> bool:
-        return self.job.ask(lambda: self.job.coordinator.core.mode_is(mode, bound))
+        return self.job.ask(
+            lambda: self.job.coordinator.core.mode_is(ModeTerms(mode, bound))
+        )
 
     def post(self, action: str, token: str, body: bytes) -> tuple[int, str]:
         """Status and text of the answer."""

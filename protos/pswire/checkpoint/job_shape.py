@@ -57,7 +57,11 @@ _RECORD: Final = fields(
         "workers_floor": _COUNT,
         "commit": optional(row(_COUNT, rows(_WORKER), real, real)),
         "finished_step_count": _SIGNED,
-    }
+        "quorum": _COUNT,
+        "grace_window_ms": _COUNT,
+        "terms_clock": _COUNT,
+    },
+    added=("quorum", "grace_window_ms", "terms_clock"),
 )
 _EPOCH: Final = fields(
     {

@@ -1428,6 +1428,8 @@ class SetModeRequest(google.protobuf.message.Message):
     MODE_FIELD_NUMBER: builtins.int
     STALENESS_BOUND_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    QUORUM_FIELD_NUMBER: builtins.int
+    GRACE_WINDOW_MS_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of this protocol that the sender speaks."""
     mode: pswire.v1.membership_pb2.Mode.ValueType
@@ -1436,6 +1438,10 @@ class SetModeRequest(google.protobuf.message.Message):
     """The new staleness bound, in clocks; for SSP."""
     timeout_ms: builtins.int
     """Longest wait."""
+    quorum: builtins.int
+    """Pushes that close a clock from then on; for mode quorum."""
+    grace_window_ms: builtins.int
+    """How much longer it waits for more; for mode quorum."""
     def __init__(
         self,
         *,
@@ -1443,8 +1449,10 @@ class SetModeRequest(google.protobuf.message.Message):
         mode: pswire.v1.membership_pb2.Mode.ValueType = ...,
         staleness_bound: builtins.int = ...,
         timeout_ms: builtins.int = ...,
+        quorum: builtins.int = ...,
+        grace_window_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["mode", b"mode", "protocol_version", b"protocol_version", "staleness_bound", b"staleness_bound", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grace_window_ms", b"grace_window_ms", "mode", b"mode", "protocol_version", b"protocol_version", "quorum", b"quorum", "staleness_bound", b"staleness_bound", "timeout_ms", b"timeout_ms"]) -> None: ...
 
 global___SetModeRequest = SetModeRequest
 
@@ -3217,6 +3225,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     FAILURE_FIELD_NUMBER: builtins.int
     MODE_FIELD_NUMBER: builtins.int
     STALENESS_BOUND_FIELD_NUMBER: builtins.int
+    QUORUM_FIELD_NUMBER: builtins.int
+    GRACE_WINDOW_MS_FIELD_NUMBER: builtins.int
     MODE_CLOCK_FIELD_NUMBER: builtins.int
     WORKERS_FLOOR_FIELD_NUMBER: builtins.int
     EVICTED_COUNT_FIELD_NUMBER: builtins.int
@@ -3250,6 +3260,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Mode now."""
     staleness_bound: builtins.int
     """Staleness bound now, in clocks."""
+    quorum: builtins.int
+    """Pushes that close a clock now; in mode quorum."""
+    grace_window_ms: builtins.int
+    """How much longer it waits for more."""
     mode_clock: builtins.int
     """Clock after which the mode rules, 0 if it has from the beginning, or from the
     checkpoint that the job goes on from.
@@ -3325,6 +3339,8 @@ class GetStatusResponse(google.protobuf.message.Message):
         failure: builtins.str = ...,
         mode: pswire.v1.membership_pb2.Mode.ValueType = ...,
         staleness_bound: builtins.int = ...,
+        quorum: builtins.int = ...,
+        grace_window_ms: builtins.int = ...,
         mode_clock: builtins.int = ...,
         workers_floor: builtins.int = ...,
         evicted_count: builtins.int = ...,
@@ -3342,7 +3358,7 @@ class GetStatusResponse(google.protobuf.message.Message):
         admin_url: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_samples_per_s", b"_samples_per_s", "_steps_per_s", b"_steps_per_s", "checkpoints", b"checkpoints", "diagnosis", b"diagnosis", "privacy", b"privacy", "samples_per_s", b"samples_per_s", "settings", b"settings", "steps_per_s", b"steps_per_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_samples_per_s", b"_samples_per_s", "_steps_per_s", b"_steps_per_s", "admin_url", b"admin_url", "checkpoints", b"checkpoints", "clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "diagnosis", b"diagnosis", "elapsed_ms", b"elapsed_ms", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "metrics", b"metrics", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "privacy", b"privacy", "samples_per_s", b"samples_per_s", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "splits", b"splits", "staleness_bound", b"staleness_bound", "steps_per_s", b"steps_per_s", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_samples_per_s", b"_samples_per_s", "_steps_per_s", b"_steps_per_s", "admin_url", b"admin_url", "checkpoints", b"checkpoints", "clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "diagnosis", b"diagnosis", "elapsed_ms", b"elapsed_ms", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "grace_window_ms", b"grace_window_ms", "metrics", b"metrics", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "privacy", b"privacy", "quorum", b"quorum", "samples_per_s", b"samples_per_s", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "splits", b"splits", "staleness_bound", b"staleness_bound", "steps_per_s", b"steps_per_s", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_samples_per_s", b"_samples_per_s"]) -> typing.Literal["samples_per_s"] | None: ...
     @typing.overload

@@ -24,45 +24,45 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apswire/v1/membership.proto\x12\tpswire.v1\",\n\x0f\x43heckpointPlace\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"8\n\x0eWorkerIdentity\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\"\xd4\x03\n\x0bJobSettings\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bshard_count\x18\x02 \x01(\x05\x12\x1d\n\x04mode\x18\x03 \x01(\x0e\x32\x0f.pswire.v1.Mode\x12\x17\n\x0fstaleness_bound\x18\x04 \x01(\x03\x12\x13\n\x0bworkers_min\x18\x05 \x01(\x05\x12\x14\n\x0clease_ttl_ms\x18\x06 \x01(\x03\x12\x37\n\x12worker_loss_policy\x18\x07 \x01(\x0e\x32\x1b.pswire.v1.WorkerLossPolicy\x12\x30\n\x0estep_atomicity\x18\x08 \x01(\x0e\x32\x18.pswire.v1.StepAtomicity\x12\x1b\n\x13\x62\x61\x63kup_worker_count\x18\t \x01(\x05\x12\x19\n\x11staleness_scaling\x18\n \x01(\x08\x12\x1a\n\x12\x64\x65lay_compensation\x18\x0b \x01(\x01\x12\x13\n\x0b\x63hunk_bytes\x18< \x01(\x03\x12\x13\n\x0b\x61ggregation\x18\x46 \x01(\t\x12\x19\n\x11gradient_norm_max\x18G \x01(\x01\x12\x39\n\x13\x62\x61\x64_gradient_policy\x18H \x01(\x0e\x32\x1c.pswire.v1.BadGradientPolicy\"\xf2\x01\n\x0b\x43lockChoice\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12*\n\x07workers\x18\x02 \x03(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x16\n\x0esum_of_squares\x18\x03 \x01(\x01\x12\x16\n\x0egradient_scale\x18\x04 \x01(\x01\x12\x0f\n\x07\x66\x61\x63tors\x18\x46 \x03(\x01\x12\x10\n\x08left_out\x18G \x03(\x05\x12\x0f\n\x07weights\x18H \x03(\x01\x12\x10\n\x08products\x18I \x03(\x01\x12\r\n\x05proof\x18J \x01(\x0c\x12#\n\x05parts\x18K \x03(\x0b\x32\x14.pswire.v1.ClockPart\"U\n\tClockPart\x12\x16\n\x0esum_of_squares\x18\x01 \x01(\x01\x12\x0f\n\x07weights\x18\x02 \x03(\x01\x12\x10\n\x08products\x18\x03 \x03(\x01\x12\r\n\x05proof\x18\x04 \x01(\x0c\"M\n\x0eWorkerSequence\x12)\n\x06worker\x18\x01 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x10\n\x08sequence\x18\x02 \x01(\x03\"I\n\x0cShardAddress\x12\x13\n\x0bshard_index\x18\x01 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\"l\n\x06Member\x12)\n\x06worker\x18\x01 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\nbase_clock\x18\x03 \x01(\x03\x12\x15\n\rbase_sequence\x18\x04 \x01(\x03\"S\n\tDeparture\x12!\n\x06member\x18\x01 \x01(\x0b\x32\x11.pswire.v1.Member\x12\x12\n\nlast_clock\x18\x02 \x01(\x03\x12\x0f\n\x07\x65victed\x18\x03 \x01(\x08\"\x91\x03\n\x06Record\x12\x14\n\x0c\x66\x65nce_number\x18\x01 \x01(\x03\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\"\n\x04kind\x18\x03 \x01(\x0e\x32\x14.pswire.v1.FenceKind\x12\"\n\x07members\x18\x04 \x03(\x0b\x32\x11.pswire.v1.Member\x12(\n\ndepartures\x18\x05 \x03(\x0b\x32\x14.pswire.v1.Departure\x12\x1b\n\x13\x64\x65parted_step_count\x18\x06 \x01(\x03\x12\x16\n\x0eskipped_clocks\x18\x07 \x03(\x03\x12\x1d\n\x04mode\x18\x08 \x01(\x0e\x32\x0f.pswire.v1.Mode\x12\x17\n\x0fstaleness_bound\x18\t \x01(\x03\x12\x12\n\nmode_clock\x18\n \x01(\x03\x12\x15\n\rworkers_floor\x18\x0b \x01(\x05\x12&\n\x06\x63ommit\x18\x0c \x01(\x0b\x32\x16.pswire.v1.ClockChoice\x12+\n\x0cmixed_clocks\x18\r \x03(\x0b\x32\x15.pswire.v1.MixedClock\".\n\nMixedClock\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x11\n\tpublishes\x18\x02 \x01(\x08*F\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0c\n\x08MODE_BSP\x10\x01\x12\x0c\n\x08MODE_SSP\x10\x02\x12\x0c\n\x08MODE_ASP\x10\x03*c\n\rStepAtomicity\x12\x1e\n\x1aSTEP_ATOMICITY_UNSPECIFIED\x10\x00\x12\x18\n\x14STEP_ATOMICITY_CHUNK\x10\x01\x12\x18\n\x14STEP_ATOMICITY_CLOCK\x10\x02*t\n\x10WorkerLossPolicy\x12\"\n\x1eWORKER_LOSS_POLICY_UNSPECIFIED\x10\x00\x12\x1f\n\x1bWORKER_LOSS_POLICY_CONTINUE\x10\x01\x12\x1b\n\x17WORKER_LOSS_POLICY_WAIT\x10\x02*\x81\x01\n\tFenceKind\x12\x1a\n\x16\x46\x45NCE_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10\x46\x45NCE_KIND_START\x10\x01\x12\x19\n\x15\x46\x45NCE_KIND_MEMBERSHIP\x10\x02\x12\x13\n\x0f\x46\x45NCE_KIND_MODE\x10\x03\x12\x12\n\x0e\x46\x45NCE_KIND_CUT\x10\x04*_\n\nCutPurpose\x12\x1b\n\x17\x43UT_PURPOSE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43UT_PURPOSE_SNAPSHOT\x10\x01\x12\x1a\n\x16\x43UT_PURPOSE_CHECKPOINT\x10\x02*\x94\x01\n\x11\x42\x61\x64GradientPolicy\x12#\n\x1f\x42\x41\x44_GRADIENT_POLICY_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x42\x41\x44_GRADIENT_POLICY_SKIP\x10\x01\x12\x1e\n\x1a\x42\x41\x44_GRADIENT_POLICY_REJECT\x10\x02\x12\x1c\n\x18\x42\x41\x44_GRADIENT_POLICY_CLIP\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apswire/v1/membership.proto\x12\tpswire.v1\",\n\x0f\x43heckpointPlace\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"8\n\x0eWorkerIdentity\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\"\xfd\x03\n\x0bJobSettings\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bshard_count\x18\x02 \x01(\x05\x12\x1d\n\x04mode\x18\x03 \x01(\x0e\x32\x0f.pswire.v1.Mode\x12\x17\n\x0fstaleness_bound\x18\x04 \x01(\x03\x12\x13\n\x0bworkers_min\x18\x05 \x01(\x05\x12\x14\n\x0clease_ttl_ms\x18\x06 \x01(\x03\x12\x37\n\x12worker_loss_policy\x18\x07 \x01(\x0e\x32\x1b.pswire.v1.WorkerLossPolicy\x12\x30\n\x0estep_atomicity\x18\x08 \x01(\x0e\x32\x18.pswire.v1.StepAtomicity\x12\x1b\n\x13\x62\x61\x63kup_worker_count\x18\t \x01(\x05\x12\x19\n\x11staleness_scaling\x18\n \x01(\x08\x12\x1a\n\x12\x64\x65lay_compensation\x18\x0b \x01(\x01\x12\x13\n\x0b\x63hunk_bytes\x18< \x01(\x03\x12\x13\n\x0b\x61ggregation\x18\x46 \x01(\t\x12\x19\n\x11gradient_norm_max\x18G \x01(\x01\x12\x39\n\x13\x62\x61\x64_gradient_policy\x18H \x01(\x0e\x32\x1c.pswire.v1.BadGradientPolicy\x12\x0e\n\x06quorum\x18P \x01(\x03\x12\x17\n\x0fgrace_window_ms\x18Q \x01(\x03\"\xf2\x01\n\x0b\x43lockChoice\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12*\n\x07workers\x18\x02 \x03(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x16\n\x0esum_of_squares\x18\x03 \x01(\x01\x12\x16\n\x0egradient_scale\x18\x04 \x01(\x01\x12\x0f\n\x07\x66\x61\x63tors\x18\x46 \x03(\x01\x12\x10\n\x08left_out\x18G \x03(\x05\x12\x0f\n\x07weights\x18H \x03(\x01\x12\x10\n\x08products\x18I \x03(\x01\x12\r\n\x05proof\x18J \x01(\x0c\x12#\n\x05parts\x18K \x03(\x0b\x32\x14.pswire.v1.ClockPart\"U\n\tClockPart\x12\x16\n\x0esum_of_squares\x18\x01 \x01(\x01\x12\x0f\n\x07weights\x18\x02 \x03(\x01\x12\x10\n\x08products\x18\x03 \x03(\x01\x12\r\n\x05proof\x18\x04 \x01(\x0c\"M\n\x0eWorkerSequence\x12)\n\x06worker\x18\x01 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x10\n\x08sequence\x18\x02 \x01(\x03\"I\n\x0cShardAddress\x12\x13\n\x0bshard_index\x18\x01 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\"l\n\x06Member\x12)\n\x06worker\x18\x01 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\nbase_clock\x18\x03 \x01(\x03\x12\x15\n\rbase_sequence\x18\x04 \x01(\x03\"S\n\tDeparture\x12!\n\x06member\x18\x01 \x01(\x0b\x32\x11.pswire.v1.Member\x12\x12\n\nlast_clock\x18\x02 \x01(\x03\x12\x0f\n\x07\x65victed\x18\x03 \x01(\x08\"\xcf\x03\n\x06Record\x12\x14\n\x0c\x66\x65nce_number\x18\x01 \x01(\x03\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\"\n\x04kind\x18\x03 \x01(\x0e\x32\x14.pswire.v1.FenceKind\x12\"\n\x07members\x18\x04 \x03(\x0b\x32\x11.pswire.v1.Member\x12(\n\ndepartures\x18\x05 \x03(\x0b\x32\x14.pswire.v1.Departure\x12\x1b\n\x13\x64\x65parted_step_count\x18\x06 \x01(\x03\x12\x16\n\x0eskipped_clocks\x18\x07 \x03(\x03\x12\x1d\n\x04mode\x18\x08 \x01(\x0e\x32\x0f.pswire.v1.Mode\x12\x17\n\x0fstaleness_bound\x18\t \x01(\x03\x12\x12\n\nmode_clock\x18\n \x01(\x03\x12\x15\n\rworkers_floor\x18\x0b \x01(\x05\x12&\n\x06\x63ommit\x18\x0c \x01(\x0b\x32\x16.pswire.v1.ClockChoice\x12+\n\x0cmixed_clocks\x18\r \x03(\x0b\x32\x15.pswire.v1.MixedClock\x12\x0e\n\x06quorum\x18\x0e \x01(\x03\x12\x17\n\x0fgrace_window_ms\x18\x0f \x01(\x03\x12\x13\n\x0bterms_clock\x18\x10 \x01(\x03\".\n\nMixedClock\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x11\n\tpublishes\x18\x02 \x01(\x08*W\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0c\n\x08MODE_BSP\x10\x01\x12\x0c\n\x08MODE_SSP\x10\x02\x12\x0c\n\x08MODE_ASP\x10\x03\x12\x0f\n\x0bMODE_QUORUM\x10\x04*c\n\rStepAtomicity\x12\x1e\n\x1aSTEP_ATOMICITY_UNSPECIFIED\x10\x00\x12\x18\n\x14STEP_ATOMICITY_CHUNK\x10\x01\x12\x18\n\x14STEP_ATOMICITY_CLOCK\x10\x02*t\n\x10WorkerLossPolicy\x12\"\n\x1eWORKER_LOSS_POLICY_UNSPECIFIED\x10\x00\x12\x1f\n\x1bWORKER_LOSS_POLICY_CONTINUE\x10\x01\x12\x1b\n\x17WORKER_LOSS_POLICY_WAIT\x10\x02*\x81\x01\n\tFenceKind\x12\x1a\n\x16\x46\x45NCE_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10\x46\x45NCE_KIND_START\x10\x01\x12\x19\n\x15\x46\x45NCE_KIND_MEMBERSHIP\x10\x02\x12\x13\n\x0f\x46\x45NCE_KIND_MODE\x10\x03\x12\x12\n\x0e\x46\x45NCE_KIND_CUT\x10\x04*_\n\nCutPurpose\x12\x1b\n\x17\x43UT_PURPOSE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43UT_PURPOSE_SNAPSHOT\x10\x01\x12\x1a\n\x16\x43UT_PURPOSE_CHECKPOINT\x10\x02*\x94\x01\n\x11\x42\x61\x64GradientPolicy\x12#\n\x1f\x42\x41\x44_GRADIENT_POLICY_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x42\x41\x44_GRADIENT_POLICY_SKIP\x10\x01\x12\x1e\n\x1a\x42\x41\x44_GRADIENT_POLICY_REJECT\x10\x02\x12\x1c\n\x18\x42\x41\x44_GRADIENT_POLICY_CLIP\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pswire.v1.membership_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODE']._serialized_start=1749
-  _globals['_MODE']._serialized_end=1819
-  _globals['_STEPATOMICITY']._serialized_start=1821
-  _globals['_STEPATOMICITY']._serialized_end=1920
-  _globals['_WORKERLOSSPOLICY']._serialized_start=1922
-  _globals['_WORKERLOSSPOLICY']._serialized_end=2038
-  _globals['_FENCEKIND']._serialized_start=2041
-  _globals['_FENCEKIND']._serialized_end=2170
-  _globals['_CUTPURPOSE']._serialized_start=2172
-  _globals['_CUTPURPOSE']._serialized_end=2267
-  _globals['_BADGRADIENTPOLICY']._serialized_start=2270
-  _globals['_BADGRADIENTPOLICY']._serialized_end=2418
+  _globals['_MODE']._serialized_start=1852
+  _globals['_MODE']._serialized_end=1939
+  _globals['_STEPATOMICITY']._serialized_start=1941
+  _globals['_STEPATOMICITY']._serialized_end=2040
+  _globals['_WORKERLOSSPOLICY']._serialized_start=2042
+  _globals['_WORKERLOSSPOLICY']._serialized_end=2158
+  _globals['_FENCEKIND']._serialized_start=2161
+  _globals['_FENCEKIND']._serialized_end=2290
+  _globals['_CUTPURPOSE']._serialized_start=2292
+  _globals['_CUTPURPOSE']._serialized_end=2387
+  _globals['_BADGRADIENTPOLICY']._serialized_start=2390
+  _globals['_BADGRADIENTPOLICY']._serialized_end=2538
   _globals['_CHECKPOINTPLACE']._serialized_start=41
   _globals['_CHECKPOINTPLACE']._serialized_end=85
   _globals['_WORKERIDENTITY']._serialized_start=87
   _globals['_WORKERIDENTITY']._serialized_end=143
   _globals['_JOBSETTINGS']._serialized_start=146
-  _globals['_JOBSETTINGS']._serialized_end=614
-  _globals['_CLOCKCHOICE']._serialized_start=617
-  _globals['_CLOCKCHOICE']._serialized_end=859
-  _globals['_CLOCKPART']._serialized_start=861
-  _globals['_CLOCKPART']._serialized_end=946
-  _globals['_WORKERSEQUENCE']._serialized_start=948
-  _globals['_WORKERSEQUENCE']._serialized_end=1025
-  _globals['_SHARDADDRESS']._serialized_start=1027
-  _globals['_SHARDADDRESS']._serialized_end=1100
-  _globals['_MEMBER']._serialized_start=1102
-  _globals['_MEMBER']._serialized_end=1210
-  _globals['_DEPARTURE']._serialized_start=1212
-  _globals['_DEPARTURE']._serialized_end=1295
-  _globals['_RECORD']._serialized_start=1298
-  _globals['_RECORD']._serialized_end=1699
-  _globals['_MIXEDCLOCK']._serialized_start=1701
-  _globals['_MIXEDCLOCK']._serialized_end=1747
+  _globals['_JOBSETTINGS']._serialized_end=655
+  _globals['_CLOCKCHOICE']._serialized_start=658
+  _globals['_CLOCKCHOICE']._serialized_end=900
+  _globals['_CLOCKPART']._serialized_start=902
+  _globals['_CLOCKPART']._serialized_end=987
+  _globals['_WORKERSEQUENCE']._serialized_start=989
+  _globals['_WORKERSEQUENCE']._serialized_end=1066
+  _globals['_SHARDADDRESS']._serialized_start=1068
+  _globals['_SHARDADDRESS']._serialized_end=1141
+  _globals['_MEMBER']._serialized_start=1143
+  _globals['_MEMBER']._serialized_end=1251
+  _globals['_DEPARTURE']._serialized_start=1253
+  _globals['_DEPARTURE']._serialized_end=1336
+  _globals['_RECORD']._serialized_start=1339
+  _globals['_RECORD']._serialized_end=1802
+  _globals['_MIXEDCLOCK']._serialized_start=1804
+  _globals['_MIXEDCLOCK']._serialized_end=1850
 # @@protoc_insertion_point(module_scope)

@@ -33,6 +33,8 @@ class _ModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """Bounded staleness."""
     MODE_ASP: _Mode.ValueType  # 3
     """Asynchronous."""
+    MODE_QUORUM: _Mode.ValueType  # 4
+    """One update for each clock, from those that are there first."""
 
 class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
     """How workers keep together."""
@@ -45,6 +47,8 @@ MODE_SSP: Mode.ValueType  # 2
 """Bounded staleness."""
 MODE_ASP: Mode.ValueType  # 3
 """Asynchronous."""
+MODE_QUORUM: Mode.ValueType  # 4
+"""One update for each clock, from those that are there first."""
 global___Mode = Mode
 
 class _StepAtomicity:
@@ -244,6 +248,8 @@ class JobSettings(google.protobuf.message.Message):
     AGGREGATION_FIELD_NUMBER: builtins.int
     GRADIENT_NORM_MAX_FIELD_NUMBER: builtins.int
     BAD_GRADIENT_POLICY_FIELD_NUMBER: builtins.int
+    QUORUM_FIELD_NUMBER: builtins.int
+    GRACE_WINDOW_MS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Unique name of the job."""
     shard_count: builtins.int
@@ -278,6 +284,10 @@ class JobSettings(google.protobuf.message.Message):
     """Largest norm of the gradient of one worker; 0 for any."""
     bad_gradient_policy: global___BadGradientPolicy.ValueType
     """What becomes of a gradient that is larger or not finite. Unset: `SKIP`."""
+    quorum: builtins.int
+    """In mode quorum, pushes with weight that close a clock."""
+    grace_window_ms: builtins.int
+    """In mode quorum, how much longer a clock waits for more."""
     def __init__(
         self,
         *,
@@ -296,8 +306,10 @@ class JobSettings(google.protobuf.message.Message):
         aggregation: builtins.str = ...,
         gradient_norm_max: builtins.float = ...,
         bad_gradient_policy: global___BadGradientPolicy.ValueType = ...,
+        quorum: builtins.int = ...,
+        grace_window_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["aggregation", b"aggregation", "backup_worker_count", b"backup_worker_count", "bad_gradient_policy", b"bad_gradient_policy", "chunk_bytes", b"chunk_bytes", "delay_compensation", b"delay_compensation", "gradient_norm_max", b"gradient_norm_max", "job_id", b"job_id", "lease_ttl_ms", b"lease_ttl_ms", "mode", b"mode", "shard_count", b"shard_count", "staleness_bound", b"staleness_bound", "staleness_scaling", b"staleness_scaling", "step_atomicity", b"step_atomicity", "worker_loss_policy", b"worker_loss_policy", "workers_min", b"workers_min"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["aggregation", b"aggregation", "backup_worker_count", b"backup_worker_count", "bad_gradient_policy", b"bad_gradient_policy", "chunk_bytes", b"chunk_bytes", "delay_compensation", b"delay_compensation", "grace_window_ms", b"grace_window_ms", "gradient_norm_max", b"gradient_norm_max", "job_id", b"job_id", "lease_ttl_ms", b"lease_ttl_ms", "mode", b"mode", "quorum", b"quorum", "shard_count", b"shard_count", "staleness_bound", b"staleness_bound", "staleness_scaling", b"staleness_scaling", "step_atomicity", b"step_atomicity", "worker_loss_policy", b"worker_loss_policy", "workers_min", b"workers_min"]) -> None: ...
 
 global___JobSettings = JobSettings
 
@@ -547,6 +559,9 @@ class Record(google.protobuf.message.Message):
     WORKERS_FLOOR_FIELD_NUMBER: builtins.int
     COMMIT_FIELD_NUMBER: builtins.int
     MIXED_CLOCKS_FIELD_NUMBER: builtins.int
+    QUORUM_FIELD_NUMBER: builtins.int
+    GRACE_WINDOW_MS_FIELD_NUMBER: builtins.int
+    TERMS_CLOCK_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     generation: builtins.int
@@ -562,9 +577,19 @@ class Record(google.protobuf.message.Message):
     staleness_bound: builtins.int
     """Staleness bound from now on, in clocks."""
     mode_clock: builtins.int
-    """Clock after which `mode` rules. Up to it the mode before did."""
+    """Clock after which `mode` rules. Up to it the mode before did. It stays what it was
+    when one mode with clocks follows another.
+    """
     workers_floor: builtins.int
     """Members below which no lost one is evicted."""
+    quorum: builtins.int
+    """Pushes that close a clock of mode quorum from now on."""
+    grace_window_ms: builtins.int
+    """How much longer it waits for more."""
+    terms_clock: builtins.int
+    """Clock after which what closes a clock is as `mode` has it: up to it, where a
+    mode with clocks came before, as that one has it.
+    """
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Member]:
         """Members from now on."""
@@ -601,9 +626,12 @@ class Record(google.protobuf.message.Message):
         workers_floor: builtins.int = ...,
         commit: global___ClockChoice | None = ...,
         mixed_clocks: collections.abc.Iterable[global___MixedClock] | None = ...,
+        quorum: builtins.int = ...,
+        grace_window_ms: builtins.int = ...,
+        terms_clock: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["commit", b"commit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["commit", b"commit", "departed_step_count", b"departed_step_count", "departures", b"departures", "fence_number", b"fence_number", "generation", b"generation", "kind", b"kind", "members", b"members", "mixed_clocks", b"mixed_clocks", "mode", b"mode", "mode_clock", b"mode_clock", "skipped_clocks", b"skipped_clocks", "staleness_bound", b"staleness_bound", "workers_floor", b"workers_floor"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["commit", b"commit", "departed_step_count", b"departed_step_count", "departures", b"departures", "fence_number", b"fence_number", "generation", b"generation", "grace_window_ms", b"grace_window_ms", "kind", b"kind", "members", b"members", "mixed_clocks", b"mixed_clocks", "mode", b"mode", "mode_clock", b"mode_clock", "quorum", b"quorum", "skipped_clocks", b"skipped_clocks", "staleness_bound", b"staleness_bound", "terms_clock", b"terms_clock", "workers_floor", b"workers_floor"]) -> None: ...
 
 global___Record = Record
 

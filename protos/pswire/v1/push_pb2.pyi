@@ -408,6 +408,7 @@ class PushTrailer(google.protobuf.message.Message):
     SCHEDULER_STEPS_FIELD_NUMBER: builtins.int
     PUBLISHES_FIELD_NUMBER: builtins.int
     CONTINUES_BATCH_FIELD_NUMBER: builtins.int
+    SLACK_MS_FIELD_NUMBER: builtins.int
     weight: builtins.float
     """Number of samples behind the gradient. Finite, at least 0; a push of
     weight 0 counts for nothing.
@@ -457,6 +458,11 @@ class PushTrailer(google.protobuf.message.Message):
     """Whether it is a further step on the batch of the push before, as a GAN makes
     it: no checkpoint is cut between the two.
     """
+    slack_ms: builtins.int
+    """How long its sender can go on without the answer. In mode quorum no clock is held
+    open for others until one that has pushed for it would wait. Unset: for as long
+    as it takes.
+    """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.GroupHyperparameters]:
         """Current hyperparameters of each group of the optimizer."""
@@ -488,8 +494,11 @@ class PushTrailer(google.protobuf.message.Message):
         scheduler_steps: collections.abc.Iterable[builtins.int] | None = ...,
         publishes: builtins.bool = ...,
         continues_batch: builtins.bool = ...,
+        slack_ms: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "continues_batch", b"continues_batch", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "is_of_longest", b"is_of_longest", "loads_state", b"loads_state", "loss_scale", b"loss_scale", "optimizer_digest", b"optimizer_digest", "publishes", b"publishes", "ranges", b"ranges", "scheduler_steps", b"scheduler_steps", "weight", b"weight"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_slack_ms", b"_slack_ms", "slack_ms", b"slack_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_slack_ms", b"_slack_ms", "averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "continues_batch", b"continues_batch", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "is_of_longest", b"is_of_longest", "loads_state", b"loads_state", "loss_scale", b"loss_scale", "optimizer_digest", b"optimizer_digest", "publishes", b"publishes", "ranges", b"ranges", "scheduler_steps", b"scheduler_steps", "slack_ms", b"slack_ms", "weight", b"weight"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_slack_ms", b"_slack_ms"]) -> typing.Literal["slack_ms"] | None: ...
 
 global___PushTrailer = PushTrailer
 

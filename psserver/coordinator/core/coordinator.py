@@ -28,7 +28,7 @@ from psserver.coordinator.core.fence import ActiveFence
 from psserver.coordinator.core.job_model import JobModel
 from psserver.coordinator.core.job_progress import JobProgress
 from psserver.coordinator.core.membership_change import waiting_text
-from psserver.coordinator.core.mode_change import mode_target, target_of
+from psserver.coordinator.core.mode_change import checked_terms
 from psserver.coordinator.core.progress_history import ProgressHistory
 from psserver.coordinator.core.reach import Reach
 from psserver.coordinator.core.roster import (
@@ -58,7 +58,7 @@ from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
 from pswire.leased_data import DataReport
 from pswire.limits import CHUNK_BYTES_MAX, JOB_METRIC_COUNT_MAX, PRODUCT_COUNT_MAX
-from pswire.membership import FenceKind, Mode, Record, WorkerKey, WorkerState
+from pswire.membership import FenceKind, ModeTerms, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
 
@@ -582,7 +582,7 @@ class CoordinatorCore:
 
     # Mode
 
-    def set_mode(self, mode: Mode, staleness_bound: int, now_ms: int) -> None:
+    def set_mode(self, wanted: ModeTerms, now_ms: int) -> None:
         """Asks for another mode, by a fence; the newest wish counts.
 
         Backup workers are of no effect outside BSP, and are back when it is.
@@ -592,7 +592,7 @@ class CoordinatorCore:
                 no state changed.
         """
         self.progress.check_alive()
-        target = mode_target(mode, staleness_bound)
+        target, mode = checked_terms(wanted), wanted.mode
         if self.settings.aggregation.is_robust and not mode.rules.is_clocked:
             raise Refusal(
                 ErrorReason.UNSUPPORTED,
@@ -610,11 +610,9 @@ class CoordinatorCore:
         self.progress.wanted_mode = target
         self.progress.pump(now_ms)
 
-    def mode_is(self, mode: Mode, staleness_bound: int) -> bool:
-        """Whether the newest record names this mode, with this bound in SSP."""
-        if self.record is None:
-            return False
-        return target_of(self.record) == mode_target(mode, staleness_bound)
+    def mode_is(self, terms: ModeTerms) -> bool:
+        """Whether the newest record names this mode, with the numbers that it takes."""
+        return self.record is not None and self.record.terms == checked_terms(terms)
 
     # Snapshots and data
 

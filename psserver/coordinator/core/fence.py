@@ -8,7 +8,6 @@ again.
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from psserver.coordinator.core.orphaned_clock import is_of_bsp, measured_commit
 from psserver.coordinator.core.start_point import StartPoint
@@ -20,7 +19,7 @@ from pswire.membership import (
     Departure,
     FenceKind,
     Member,
-    Mode,
+    ModeTerms,
     Record,
     WorkerKey,
 )
@@ -52,13 +51,6 @@ class MembershipChange:
         return bool(self.joins or self.leaves or self.evictions)
 
 
-class ModeTarget(NamedTuple):
-    """A mode with its staleness bound, 0 outside SSP."""
-
-    mode: Mode
-    staleness_bound: int
-
-
 @dataclass(slots=True)
 class ActiveFence:
     """A fence between its preparation and its end.
@@ -81,7 +73,7 @@ class ActiveFence:
     kind: FenceKind
     opened_ms: int
     change: MembershipChange = field(default_factory=MembershipChange)
-    target: ModeTarget | None = None
+    target: ModeTerms | None = None
     seeder: WorkerKey | None = None
     starters: tuple[WorkerKey, ...] = ()
     start_point: StartPoint | None = None
@@ -125,7 +117,7 @@ class FenceSeries:
         now_ms: int,
         *,
         change: MembershipChange | None = None,
-        target: ModeTarget | None = None,
+        target: ModeTerms | None = None,
         starters: tuple[WorkerKey, ...] = (),
         start_point: StartPoint | None = None,
     ) -> ActiveFence:
@@ -159,6 +151,7 @@ def first_record(fence: ActiveFence, settings: JobSettings) -> Record:
     have ended, and its mode rules from there on.
     """
     point = fence.start_point
+    terms = settings.terms if point is None else point.terms
     return Record(
         fence_number=fence.number,
         generation=1 if point is None else point.generation + 1,
@@ -168,9 +161,12 @@ def first_record(fence: ActiveFence, settings: JobSettings) -> Record:
             for rank, worker in enumerate(fence.starters)
         ),
         departed_step_count=point.version if point else 0,
-        mode=(point or settings).mode,
-        staleness_bound=(point or settings).staleness_bound,
+        mode=terms.mode,
+        staleness_bound=terms.staleness_bound,
+        quorum=terms.quorum,
+        grace_window_ms=terms.grace_window_ms,
         mode_clock=point.clock if point else 0,
+        terms_clock=point.clock if point else 0,
         workers_floor=settings.workers_min,
     )
 

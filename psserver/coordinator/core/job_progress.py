@@ -40,7 +40,6 @@ from psserver.coordinator.core.fence import (
     ActiveFence,
     FenceSeries,
     MembershipChange,
-    ModeTarget,
     first_record,
 )
 from psserver.coordinator.core.job_model import JobModel
@@ -52,7 +51,7 @@ from psserver.coordinator.core.membership_change import (
     membership_record,
     wanted_change,
 )
-from psserver.coordinator.core.mode_change import is_settled, mode_record, target_of
+from psserver.coordinator.core.mode_change import is_settled, mode_record
 from psserver.coordinator.core.orphaned_clock import orphaned_clock
 from psserver.coordinator.core.roster import Roster, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardMap, ShardSlot
@@ -65,6 +64,7 @@ from pswire.aggregation import UpdateRules
 from pswire.membership import (
     CutPurpose,
     FenceKind,
+    ModeTerms,
     Record,
     StepAtomicity,
     WorkerKey,
@@ -129,7 +129,7 @@ class JobProgress:
         self.model = JobModel()
         self.writes = StateWrites()
         self.record: Record | None = None
-        self.wanted_mode: ModeTarget | None = None
+        self.wanted_mode: ModeTerms | None = None
         self.evicted_count = 0
         self.failure = ""
         self.first: WorkerEntry | None = None
@@ -510,7 +510,7 @@ class JobProgress:
 
     def _is_mode_due(self, record: Record, now_ms: int) -> bool:
         """Whether a mode fence is to be opened now."""
-        if self.wanted_mode == target_of(record):
+        if self.wanted_mode == record.terms:
             self.wanted_mode = None
         if self.wanted_mode is None:
             self._mode_due_ms = None
@@ -638,14 +638,12 @@ class JobProgress:
                 now_ms,
                 clock=record.mode_clock,
             )
-        elif target_of(record) != target_of(before):
-            bound = record.staleness_bound
-            apart = f", {bound} clocks apart" if record.mode.rules.takes_bound else ""
+        elif record.terms != before.terms:
             add(
                 EventKind.MODE_CHANGED,
-                f"the mode is {record.mode.label}{apart} now",
+                f"the mode is {record.terms} now",
                 now_ms,
-                clock=record.mode_clock,
+                clock=record.terms_clock,
             )
         joining = {member.worker.worker_id for member in record.members}
         replaced = set()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
-from pswire.membership import Mode
+from pswire.membership import Mode, ModeTerms
 from pswire.recorded_split import RecordedSplit
 
 
@@ -20,6 +20,8 @@ class StartPoint:
         version: Steps of all workers ever that are in it.
         mode: Mode that the job was in.
         staleness_bound: Its staleness bound, in clocks.
+        quorum: Pushes that closed a clock, in mode quorum.
+        grace_window_ms: How much longer it waited for more.
         generation: Newest generation before the start.
         incarnation_floor: Starts of workers and shards are numbered above it. The
             state of the processes before may be lost, with how often each was started.
@@ -34,6 +36,18 @@ class StartPoint:
     generation: int
     incarnation_floor: int = 0
     participation_count_before: int = 0
+    quorum: int = 0
+    grace_window_ms: int = 0
+
+    @property
+    def terms(self) -> ModeTerms:
+        """The mode that the job was in, with its numbers."""
+        return ModeTerms.of(
+            self.mode,
+            staleness_bound=self.staleness_bound,
+            quorum=self.quorum,
+            grace_window_ms=self.grace_window_ms,
+        )
 
     def __str__(self) -> str:
         """For logs and texts."""

@@ -45,7 +45,13 @@ from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
 from psserver.edge.monotonic import now_ms
 from pswire import failpoints
 from pswire.leased_data import DataReport
-from pswire.membership import CutPurpose, Mode, Record, StepAtomicity, WorkerKey
+from pswire.membership import (
+    CutPurpose,
+    ModeTerms,
+    Record,
+    StepAtomicity,
+    WorkerKey,
+)
 from pswire.reasons import ErrorReason, Refusal
 
 TICK_S = 0.05
@@ -116,7 +122,7 @@ class CoordinatorHost:
         self.changes = Changes()
         self._new_events = Changes()
         self._told_event = 0
-        self._wished_mode: tuple[Mode, int] | None = None
+        self._wished_mode: ModeTerms | None = None
         self.data = DataLeases(
             self.core, self.changes, self.keep, SplitBook(store.load_splits())
         )
@@ -223,9 +229,7 @@ class CoordinatorHost:
         )
         return not queue.empty()
 
-    async def set_mode(
-        self, mode: Mode, staleness_bound: int, timeout_s: float
-    ) -> Record:
+    async def set_mode(self, terms: ModeTerms, timeout_s: float) -> Record:
         """Changes the mode; the record that says so, or said so before.
 
         Raises:
@@ -233,26 +237,25 @@ class CoordinatorHost:
                 with whom the change waits for.
         """
         core = self.core
-        core.set_mode(mode, staleness_bound, now_ms())
-        wish = (mode, staleness_bound)
-        self._wished_mode = wish
-        self.waits.note_mode(mode, staleness_bound, now_ms())
+        core.set_mode(terms, now_ms())
+        self._wished_mode = terms
+        self.waits.note_mode(terms, now_ms())
         self.pump()
         is_over = await self.changes.wait_until(
             lambda: (
-                core.mode_is(mode, staleness_bound)
+                core.mode_is(terms)
                 or bool(core.progress.failure)
-                or self._wished_mode != wish
+                or self._wished_mode != terms
             ),
             timeout_s,
         )
         core.progress.check_alive()
-        newest, _ = self._wished_mode
-        if self._wished_mode != wish and not core.mode_is(mode, staleness_bound):
+        newest = self._wished_mode
+        if newest != terms and not core.mode_is(terms):
             raise Refusal(
                 ErrorReason.WAIT_TIMEOUT,
-                f"the mode does not change to {mode.name}, or not for long: somebody "
-                f"has asked for {newest.name} since",
+                f"the mode does not change to {terms}, or not for long: somebody "
+                f"has asked for {newest} since",
             )
         if not is_over:
             raise Refusal(
@@ -552,11 +555,9 @@ class CoordinatorHost:
                 )
             else:
                 log.info("%s has left after clock %d", worker, end.last_clock)
-        bound = f" with staleness {record.staleness_bound}"
         log.info(
-            "generation %d in %s%s: %s",
+            "generation %d in %s: %s",
             record.generation,
-            record.mode.name,
-            bound if record.mode.rules.takes_bound else "",
+            record.terms,
             ", ".join(str(m.worker) for m in record.members) or "nobody",
         )

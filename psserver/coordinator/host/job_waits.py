@@ -17,7 +17,7 @@ from psserver.coordinator.host.data_leases import DataWait
 from psserver.edge.coordinator_settings import JobPhase
 from pswire.awaited import Awaited, next_due
 from pswire.limits import WAITING_INTERVAL_MS
-from pswire.membership import Mode, WorkerKey, WorkerState
+from pswire.membership import ModeTerms, WorkerKey, WorkerState
 
 log = logging.getLogger("psserver.coordinator")
 
@@ -53,16 +53,16 @@ class JobWaits:
         self._phase: JobPhase | None = None
         self._missing_since_ms: int | None = None
         self._owing_since_ms: dict[int, int] = {}
-        self._wanted_mode: tuple[Mode, int] | None = None
+        self._wanted_mode: ModeTerms | None = None
         self._wanted_since_ms = 0
         self._said_ms: dict[str, int] = {}
         self._generation: int | None = None
         self._record_ms = -1
 
-    def note_mode(self, mode: Mode, staleness_bound: int, now_ms: int) -> None:
+    def note_mode(self, terms: ModeTerms, now_ms: int) -> None:
         """Somebody has asked for a mode; the newest wish counts."""
-        if self._wanted_mode != (mode, staleness_bound):
-            self._wanted_mode = (mode, staleness_bound)
+        if self._wanted_mode != terms:
+            self._wanted_mode = terms
             self._wanted_since_ms = now_ms
 
     def note_report(self, shard_index: int) -> None:
@@ -191,14 +191,14 @@ class JobWaits:
         record = self._core.record
         if self._wanted_mode is None or record is None or self._core.writes.failure:
             return
-        if self._core.mode_is(*self._wanted_mode):
+        if self._core.mode_is(self._wanted_mode):
             self._wanted_mode = None
             return
         clocks = {m.worker: self._core.shards.clock_of(m) for m in record.members}
         newest = max(clocks.values(), default=0)
         behind = [f"{w} (clock {c})" for w, c in clocks.items() if c < newest]
         text = (
-            f"the change to {self._wanted_mode[0].name}, for which pushes of "
+            f"the change to {self._wanted_mode.mode.name}, for which pushes of "
             f"{record.mode.name} are still to be applied"
         )
         if behind:

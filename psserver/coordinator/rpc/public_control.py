@@ -21,7 +21,7 @@ from psserver.edge.metrics import JobReadings
 from psserver.edge.monotonic import now_ms
 from pswire.data_codec import split_messages
 from pswire.limits import STALENESS_BOUND_MAX, TRACE_STEP_COUNT_MAX
-from pswire.membership import Mode
+from pswire.membership import Mode, ModeTerms
 from pswire.membership_codec import known
 from pswire.names import shown_url
 from pswire.reasons import ErrorReason, Refusal
@@ -126,11 +126,13 @@ class PublicControl:
         """Changes the mode; answers when the record is written."""
         check_protocol(request.protocol_version)
         mode = known(Mode, request.mode)
-        record = await self._host.set_mode(
+        terms = ModeTerms(
             mode,
             checked_bound(mode, request.staleness_bound),
-            self._wait_s(request.timeout_ms),
+            request.quorum,
+            request.grace_window_ms,
         )
+        record = await self._host.set_mode(terms, self._wait_s(request.timeout_ms))
         return messages.SetModeResponse(
             generation=record.generation, mode_clock=record.mode_clock
         )

@@ -29,13 +29,9 @@ def status_message(
     core: CoordinatorCore, waits: JobWaits, now_ms: int
 ) -> messages.GetStatusResponse:
     newest = core.snapshots.newest
-    terms = core.model.terms
+    trained = core.model.terms
     record = core.record
-    mode, bound = (
-        (core.settings.mode, core.settings.staleness_bound)
-        if record is None
-        else (record.mode, record.staleness_bound)
-    )
+    terms = core.settings.terms if record is None else record.terms
     start = core.progress.start_point
     first_clock = start.clock if start is not None else 0
     mode_clock = record.mode_clock if record is not None else 0
@@ -56,16 +52,18 @@ def status_message(
         shards=[_shard_status(core, slot, now_ms) for slot in core.shards.slots],
         waiting_for=waits.text(now_ms),
         snapshot_version=newest.version if newest is not None else -1,
-        tensor_count=len(terms.schema.entries) if terms is not None else 0,
+        tensor_count=len(trained.schema.entries) if trained is not None else 0,
         parameter_bytes=core.model.byte_count,
         failure=core.progress.failure,
-        mode=membership_pb2.Mode.ValueType(mode),
-        staleness_bound=bound,
+        mode=membership_pb2.Mode.ValueType(terms.mode),
+        staleness_bound=terms.staleness_bound,
+        quorum=terms.quorum,
+        grace_window_ms=terms.grace_window_ms,
         mode_clock=mode_clock if mode_clock != first_clock else 0,
         workers_floor=core.progress.workers_floor,
         evicted_count=core.progress.evicted_count,
         clip_grad_norm=core.model.clip_grad_norm,
-        compression=str(terms.compression) if terms is not None else "",
+        compression=str(trained.compression) if trained is not None else "",
         epochs=[
             epoch_message(ledger.report)
             for ledger in core.ledger.newest(EPOCH_COUNT_MAX)
@@ -80,9 +78,9 @@ def status_message(
     )
     if core.checkpoints.settings is not None:
         status.checkpoints.CopyFrom(checkpoint_status(core.checkpoints, now_ms))
-    if terms is not None and terms.privacy is not None:
+    if trained is not None and trained.privacy is not None:
         spent_count = core.ledger.participation_count
-        status.privacy.CopyFrom(_privacy_status(terms.privacy, spent_count))
+        status.privacy.CopyFrom(_privacy_status(trained.privacy, spent_count))
     return status
 
 

@@ -21,14 +21,15 @@ from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.public_control import PublicControl, checked_bound
 from psserver.edge.shared_answer import SharedAnswer
 from pswire.addresses import Address
-from pswire.limits import NUMBER_MAX, STALENESS_BOUND_DEFAULT
-from pswire.membership import Mode
+from pswire.limits import NUMBER_MAX, QUORUM_DEFAULT, STALENESS_BOUND_DEFAULT
+from pswire.membership import Mode, ModeTerms
 from pswire.number_range import NumberRange
 from pswire.status_document import (
     Document,
     events_document,
     history_document,
     status_document,
+    terms_document,
 )
 
 ACTION_S: Final = 60.0
@@ -184,20 +185,19 @@ class _Actions:
 
     async def set_mode(self, request: Request) -> Response:
         """Changes the mode; answers when the record is written."""
-        mode, bound = _read_mode(await request.body())
-        record = await self._host.set_mode(mode, bound, self._wait_s)
+        terms = _read_mode(await request.body())
+        record = await self._host.set_mode(terms, self._wait_s)
         return JSONResponse(
             {
-                "mode": mode.label,
-                "staleness_bound": mode.rules.lag_max(bound),
+                **terms_document(terms),
                 "generation": record.generation,
                 "mode_clock": record.mode_clock,
             }
         )
 
 
-def _read_mode(body: bytes) -> tuple[Mode, int]:
-    """A mode and its bound.
+def _read_mode(body: bytes) -> ModeTerms:
+    """A mode with its numbers.
 
     Raises:
         HTTPException: The body has none.
@@ -211,10 +211,23 @@ def _read_mode(body: bytes) -> tuple[Mode, int]:
             bound = mode.rules.bound_of(STALENESS_BOUND_DEFAULT)
         elif type(bound) is not int:
             raise TypeError
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        quorum, window_s = wanted.get("quorum"), wanted.get("grace_window_s", 0)
+        if quorum is None:
+            quorum = QUORUM_DEFAULT if mode.rules.has_quorum else 0
+        if type(quorum) is not int or type(window_s) not in (int, float):
+            raise TypeError
+        window_ms = round(window_s * 1000)
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise HTTPException(
             400,
             'the body is no mode: send JSON such as {"mode": "ssp", '
             f'"staleness_bound": 3}}, the mode one of {", ".join(Mode.labels())}',
         ) from error
-    return mode, checked_bound(mode, bound)
+    return ModeTerms(mode, checked_bound(mode, bound), quorum, window_ms)

@@ -74,6 +74,8 @@ def saved_job_of(manifest: Manifest, url: str) -> SavedJob:
                 version=manifest.version,
                 mode=manifest.mode,
                 staleness_bound=record.staleness_bound,
+                quorum=record.quorum,
+                grace_window_ms=record.grace_window_ms,
                 generation=record.generation,
                 participation_count_before=int(
                     data.get("participation_count_before", 0)

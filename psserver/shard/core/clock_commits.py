@@ -17,8 +17,9 @@ from psserver.shard.core.apply_orders import (
     trailers_of,
 )
 from psserver.shard.core.dedupe import PushEntry
-from psserver.shard.core.effects import MeasureClock, Staged
+from psserver.shard.core.effects import ClockClosed, MeasureClock, Staged, WakeAt
 from psserver.shard.core.push import PushId
+from psserver.shard.core.quorum import Arrival, Merge, closes_at_ms, needed_of
 from psserver.shard.core.shard_state import ShardState
 from pswire.aggregation import UpdateRules, proof_of, with_nonfinite
 from pswire.clipping import norm_of
@@ -32,9 +33,9 @@ class ClockCommits:
     """Commits of the clock that is worked on.
 
     Attributes:
-        chosen: On shard 0 with backup workers, the newest choice.
+        chosen: On shard 0, the newest choice, where clocks may close without some.
         measure: Where clocks are measured, what this one measures.
-        standing: Where they are and there are backup workers, the newest choice that a
+        standing: Where they are and may close without some, the newest choice that a
             driver or a record has named, to be measured.
     """
 
@@ -44,6 +45,7 @@ class ClockCommits:
         self.chosen: ClockChoice | None = None
         self.measure = ClockMeasure(state)
         self.standing: ClockChoice | None = None
+        self._wake_ms: int | None = None
 
     def committed(self, clock: int) -> ClockChoice | None:
         """What a clock consists of, if it is committed."""
@@ -79,7 +81,7 @@ class ClockCommits:
             # follows from measures could: a record has it, by those of all shards.
             self._state.committed = ClockChoice(clock, tuple(complete))
             return self._state.committed
-        if self._state.rules.has_backups:
+        if self._state.closes_early(clock):
             if contributors and not members:
                 self.stand(ClockChoice(clock, tuple(complete)))
             self._choose(clock, contributors, entries)
@@ -97,7 +99,7 @@ class ClockCommits:
     ) -> ClockChoice | None:
         """What a clock measures as it consists now, if it is known."""
         choice = ClockChoice(clock, tuple(member.worker for member in contributors))
-        if self._state.rules.has_backups:
+        if self._state.closes_early(clock):
             standing = self._standing(clock)
             return None if standing is None else self.measure.known(standing)
         return self.measure.known(choice)
@@ -126,7 +128,8 @@ class ClockCommits:
             check_repeated(known, choice)
             return True
         own = tuple(member.worker for member in contributors)
-        if self._state.rules.has_backups:
+        closes_early = self._state.closes_early(choice.clock)
+        if closes_early:
             is_right = bool(choice.workers) and set(choice.workers) <= set(own)
             is_right = is_right and all(
                 self._is_complete(member, choice.clock)
@@ -139,7 +142,7 @@ class ClockCommits:
             )
         rules = self._state.rules
         is_measured = rules.update.is_measured
-        if is_right and not choice.is_scaled and is_measured and rules.has_backups:
+        if is_right and not choice.is_scaled and is_measured and closes_early:
             self.stand(choice)
             return False
         if not (choice.is_scaled or is_measured):
@@ -157,6 +160,11 @@ class ClockCommits:
         if known.ready[0] < sequence:
             self._ready_count += 1
             known.ready = sequence, self._ready_count
+            known.ready_ms = self._state.now_ms
+
+    def wake(self) -> None:
+        """The time is over for which it was asked to be woken, or nearly."""
+        self._wake_ms = None
 
     # Inside
 
@@ -167,11 +175,13 @@ class ClockCommits:
     def _send_own(
         self, clock: int, contributors: tuple[Member, ...], entries: Contributions
     ) -> None:
-        """With backup workers: each hears that its push is complete.
+        """Each hears that its push is complete, where clocks may close without some.
 
         Where clocks are measured, those that were chosen hear in its place what this
-        one measures, once that is known.
+        one measures, once that is known. In mode quorum the others hear it too: any of
+        them may commit, since those that were chosen may all be stopped.
         """
+        has_quorum = self._state.clocks.has_quorum(clock)
         standing = self._standing(clock)
         if standing is not None:
             standing = self.measure.of(standing, entries)
@@ -180,8 +190,7 @@ class ClockCommits:
             entry = entries.get(worker)
             if entry is None or not entry.is_complete:
                 continue
-            is_chosen = standing is not None and worker in standing.workers
-            if is_chosen and standing is not None:
+            if standing is not None and (has_quorum or worker in standing.workers):
                 self._send_staged(worker, contributors, standing)
             else:
                 self._send_staged(worker, contributors, ClockChoice(clock, ()))
@@ -227,18 +236,79 @@ class ClockCommits:
         ]
         weights = {worker: _weight(entries.get(worker)) for worker in ready}
         idle = [worker for worker, weight in weights.items() if weight == 0]
-        active = len(contributors) - len(idle)
-        count = max(1, active - rules.backup_worker_count)
         weighty = [worker for worker in weights if worker not in idle]
-        if active > 0 and len(weighty) < count:
-            return
+        merge = None
+        if self._state.clocks.has_quorum(clock):
+            arrivals = [self._arrival(worker, entries) for worker in weighty]
+            merge = self._merge(clock, contributors, arrivals, len(idle))
+            if merge is None:
+                return
+            count = len(weighty)
+        else:
+            active = len(contributors) - len(idle)
+            count = max(1, active - rules.backup_worker_count)
+            if active > 0 and len(weighty) < count:
+                return
         chosen = (*weighty[:count], *idle)
         if any(self._state.clocks.member_of(worker) for worker in chosen):
+            if merge is not None:
+                self._state.effects.append(ClockClosed(merge=merge))
             self.chosen = ClockChoice(
                 clock,
                 tuple(sorted(chosen)),
                 gradient_scale=0.0 if rules.update.is_measured else 1.0,
             )
+
+    def _arrival(self, worker: WorkerKey, entries: Contributions) -> Arrival:
+        """A push with weight of which every shard holds all.
+
+        One that has ended has perhaps not said so, and can't be kept waiting.
+        """
+        trailer, known = entries[worker].trailer, self._state.of(worker)
+        assert trailer is not None, "it has weight"
+        has_ended = self._state.clocks.member_of(worker) is None
+        at_ms = 0 if has_ended else known.ready_ms
+        slack_ms = None if has_ended else trailer.slack_ms
+        return Arrival(worker, trailer.weight, at_ms, slack_ms)
+
+    def _merge(
+        self,
+        clock: int,
+        contributors: tuple[Member, ...],
+        arrivals: list[Arrival],
+        weightless_count: int,
+    ) -> Merge | None:
+        """How a clock of mode quorum closes now; None if not yet, and when is ordered.
+
+        Workers that have no data are not waited for, nor asked.
+        """
+        here = {arrival.worker for arrival in arrivals}
+        pushes = (PushId(m.worker, m.sequence_of(clock)) for m in contributors)
+        waiting_count = sum(
+            self._state.on_shard.is_idle(push)
+            for push in pushes
+            if push.worker not in here
+        )
+        active_count = len(contributors) - weightless_count - waiting_count
+        terms, now_ms = self._state.clocks.terms_of(clock), self._state.now_ms
+        if active_count > 0:
+            closes_ms = closes_at_ms(terms, arrivals, active_count)
+            if closes_ms is None:
+                return None
+            if closes_ms > now_ms:
+                if self._wake_ms is None or closes_ms < self._wake_ms:
+                    self._wake_ms = closes_ms
+                    self._state.effects.append(WakeAt(at_ms=closes_ms))
+                return None
+        return Merge(
+            clock=clock,
+            quorum=terms.quorum,
+            needed_count=needed_of(terms, active_count),
+            active_count=active_count,
+            window_ms=terms.grace_window_ms,
+            closed_ms=now_ms,
+            arrivals=tuple(arrivals),
+        )
 
 
 def _weight(entry: PushEntry | None) -> float:

@@ -164,10 +164,10 @@ class ClockProgress:
         if not contributors:
             return False
         entries = self.entries(number)
-        if not self._state.rules.has_backups:
+        if not self._state.closes_early(number):
             return self._advance_all(number, contributors, entries)
         lacking = [m for m in contributors if m.worker not in trailers_of(entries)]
-        if self._state.rules.is_first:
+        if self._state.rules.is_first and not self._clocks.has_quorum(number):
             self._ask_idle(number, lacking, entries)
         if self._waits_for_batch(number, entries):
             return False
@@ -195,7 +195,7 @@ class ClockProgress:
         # A skip loads the optimizer state that its trailers bring, so that it too must
         # be of the same contributors on every shard.
         if (
-            self._state.rules.has_two_phase_clocks
+            self._state.is_two_phase(number)
             and self.commits.settle(number, contributors, entries) is None
         ):
             return False
@@ -206,8 +206,9 @@ class ClockProgress:
         bad = self._bad_workers(number, entries)
         entries = self._counting(number, entries)
         is_bad = self._state.rules.update.skips_bad and any(w in bad for w in entries)
-        # With backup workers whose verdicts count is not known before the choice.
-        is_forced = number in self._forced_skips and not self._state.rules.has_backups
+        # Where some may be left out, whose verdicts count is not known before that.
+        needs_all = not self._state.closes_early(number)
+        is_forced = number in self._forced_skips and needs_all
         is_skipped = is_forced or is_bad
         # Nobody is left of the kind that the clock was begun with, or whose gradient
         # counts: it ends as it is.

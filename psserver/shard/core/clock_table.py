@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from psserver.shard.core.member_on_shard import Era, MembersOnShard
 from psserver.shard.core.push import PushId
-from pswire.membership import Departure, Member, Mode, Record, WorkerKey
+from pswire.membership import Departure, Member, Mode, ModeTerms, Record, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 
@@ -28,6 +28,8 @@ class ClockTable:
         self._on_shard = on_shard
         self._unfinished: list[Departure] = []
         self._contributors: dict[int, tuple[Member, ...]] = {}
+        # Up to each of these clocks what closes one is as in a mode before.
+        self._terms_before: list[tuple[int, ModeTerms]] = []
         self._is_draining = False  # BSP begins after the pushes of the mode before
         self._frontier = 0
         self._version = 0
@@ -48,6 +50,7 @@ class ClockTable:
         was_streamed = known is not None and not known.mode.rules.is_clocked
         if was_streamed and record.mode.rules.is_clocked:
             self._is_draining = True
+        self._keep_terms(record)
         self.record = record
         ended = {departure.member.worker for departure in record.departures}
         for departure in record.departures:
@@ -62,6 +65,8 @@ class ClockTable:
         """The clock after the applied one is complete."""
         assert clock == self.applied_clock + 1
         self.applied_clock = clock
+        if self._terms_before:
+            self._terms_before = [e for e in self._terms_before if e[0] > clock]
 
     def note_progress(self) -> None:
         """Pushes are done, or the record is new: brings everything up to date."""
@@ -145,6 +150,19 @@ class ClockTable:
         """Clocks that values may lag behind their reader; None without a bound."""
         bound = self.record.staleness_bound if self.record is not None else 0
         return self.mode.rules.lag_max(bound)
+
+    def terms_of(self, clock: int) -> ModeTerms:
+        """What closes a clock: the mode that it is of, with its numbers."""
+        for last_clock, terms in self._terms_before:
+            if clock <= last_clock:
+                return terms
+        return self.record.terms if self.record is not None else ModeTerms(Mode.BSP)
+
+    def has_quorum(self, clock: int) -> bool:
+        """Whether a clock closes when a quorum has pushed for it."""
+        if self._terms_before:
+            return self.terms_of(clock).mode.rules.has_quorum
+        return self.mode.rules.has_quorum
 
     def is_streamed(self, member: Member, sequence: int) -> bool:
         """Whether a push is applied by itself and not as part of a clock."""
@@ -242,6 +260,19 @@ class ClockTable:
         return self._version
 
     # Inside
+
+    def _keep_terms(self, record: Record) -> None:
+        """Clocks that a mode before has begun go on by its terms."""
+        known = self.record
+        if (
+            known is None
+            or known.terms == record.terms
+            or not known.mode.rules.is_clocked
+        ):
+            return
+        kept_clock = max((clock for clock, _ in self._terms_before), default=0)
+        if record.terms_clock > max(kept_clock, self.applied_clock):
+            self._terms_before.append((record.terms_clock, known.terms))
 
     @property
     def _era(self) -> Era:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from psserver.edge.fence_report import FenceReport
 from psserver.shard.core.core_image import CoreImage
 from psserver.shard.core.push import PushId, Reply
+from psserver.shard.core.quorum import Merge
 from psserver.shard.core.shard_fence import Cut
 from pswire.membership import ClockChoice, WorkerKey
 from pswire.outcome import Outcome
@@ -178,6 +179,20 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WakeAt:
+    """Call `wake` at this time, in which nothing else may happen."""
+
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockClosed:
+    """Shard 0 has closed a clock of mode quorum: whose pushes it has is certain."""
+
+    merge: Merge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitSeed:
     """The staged values are the values now."""
 
@@ -241,6 +256,8 @@ ShardEffect = (
     | Finish
     | RefusePush
     | Staged
+    | WakeAt
+    | ClockClosed
     | ContributionAwaited
     | FenceReport
     | CommitSeed

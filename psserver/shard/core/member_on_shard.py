@@ -53,6 +53,7 @@ class MemberOnShard:
         staged: The clock of which it has heard that all is there.
         ready: Its push of which it says that every shard holds all, and the place of
             that among those of all workers.
+        ready_ms: When it has said so.
         committed_sequence: Its push that is committed, in SSP and ASP.
         numbered: Clocks under which `staged` was sent for its pushes.
         newest: By optimizer, the trailer of its newest push in SSP and ASP.
@@ -70,6 +71,7 @@ class MemberOnShard:
     idle_sequence: int = 0
     staged: ClockChoice | None = None
     ready: tuple[int, int] = (0, 0)
+    ready_ms: int = 0
     committed_sequence: int = 0
     numbered: dict[int, int] = field(default_factory=dict)
     newest: dict[str, Trailer] = field(default_factory=dict)
@@ -180,5 +182,8 @@ class MembersOnShard:
         return lost_ms + now_ms - said_ms if lost_ms > 0 else lost_ms
 
     def is_idle(self, push: PushId) -> bool:
-        """Whether its worker said that it has no data for this push."""
-        return self.of(push.worker).idle_sequence == push.sequence
+        """Whether its worker said that it has no data for this push, or one before.
+
+        A clock may have closed without it meanwhile.
+        """
+        return 0 < self.of(push.worker).idle_sequence <= push.sequence

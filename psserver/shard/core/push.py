@@ -37,6 +37,8 @@ class Trailer:
         value_entries: Tensors of which it has values, which replace the shard's.
         publishes: Whether all that it has are values, and it is no step.
         continues_batch: Whether it is a further step on the batch of the push before.
+        slack_ms: How long its worker can go on without the answer; None if it has not
+            said.
     """
 
     optimizer: str
@@ -55,6 +57,7 @@ class Trailer:
     value_entries: frozenset[int] = frozenset()
     publishes: bool = False
     continues_batch: bool = False
+    slack_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,7 @@ class ShardCore:
         self._admitted(push, clock, generation)
         known = self.on_shard.of(push.worker)
         known.window.check_sequence(push.sequence)
-        known.heard_ms = now_ms
+        known.heard_ms = self.state.now_ms = now_ms
 
     def open_push(
         self, push: PushId, clock: int, now_ms: int, *, generation: int
@@ -112,6 +112,7 @@ class ShardCore:
         self._admitted(push, clock, generation)
         known = self.on_shard.of(push.worker)
         entry = known.window.open(push.sequence)
+        self.state.now_ms = now_ms
         known.note_push(push.sequence, now_ms)
         if entry is not None and entry.outcome is None:
             self._progress.send_again(push)
@@ -229,27 +230,36 @@ class ShardCore:
         self._progress.pump()
         return is_committed
 
-    def ready(self, worker: WorkerKey, sequence: int) -> None:
-        """With backup workers: every shard holds all of a worker's push.
+    def ready(self, worker: WorkerKey, sequence: int, now_ms: int) -> None:
+        """Every shard holds all of a worker's push, where not all may count.
 
         Raises:
             Refusal: `WORKER_INCARNATION_STALE` or `RECOVERING`; no state changed.
         """
         admitted_member(self.clocks, worker)
+        self.state.now_ms = now_ms
         self._progress.clocks.commits.note_ready(worker, sequence)
+        self._progress.pump()
+
+    def wake(self, now_ms: int) -> None:
+        """The time has come for which `WakeAt` has asked."""
+        self.state.now_ms = now_ms
+        self._progress.clocks.commits.wake()
         self._progress.pump()
 
     def choice_for(self, worker: WorkerKey, sequence: int) -> ClockChoice | None:
         """Whose pushes count for the clock of a push; None while not chosen.
 
-        Without contributors when the clock is closed already.
+        Without contributors when the clock is closed already, or needs everybody: the
+        mode may have changed since the worker has asked.
         """
         member = admitted_member(self.clocks, worker)
         clock = member.clock_of(sequence)
         chosen = self._progress.clocks.commits.chosen
         if chosen is not None and chosen.clock == clock:
             return chosen
-        if sequence <= self.on_shard.window_of(worker).done_sequence:
+        is_done = sequence <= self.on_shard.window_of(worker).done_sequence
+        if is_done or not self.state.closes_early(clock):
             return ClockChoice(clock, ())
         return None
 
@@ -299,6 +309,7 @@ class ShardCore:
         admitted_member(self.clocks, worker)
         known = self.on_shard.of(worker)
         known.heard_ms, known.idle_sequence = now_ms, sequence
+        self.state.now_ms = now_ms
         self._progress.pump()
 
     def withdraw_awaiting(self, worker: WorkerKey) -> None:
@@ -490,10 +501,10 @@ class ShardCore:
         if entry.trailer is None and entry.outcome is None and not is_streamed:
             clock = member.clock_of(push.sequence)
             others = trailers_of(self._progress.clocks.entries(clock))
-            rules = self.state.rules
             # It is not known who jumped; or most say what the clock does, and nobody
             # who says another thing ends the scripts of the others.
-            is_open = rules.has_backups or rules.update.aggregation.is_robust
+            is_robust = self.state.rules.update.aggregation.is_robust
+            is_open = is_robust or self.state.closes_early(clock)
             in_phase = () if is_open else self.clocks.in_phase(member, clock)
             check_phase(push, trailer, others, in_phase)
 

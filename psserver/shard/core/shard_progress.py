@@ -59,9 +59,9 @@ class ShardProgress:
         member = self._state.known_member(push.worker)
         assert member is not None
         is_streamed = self._table.is_streamed(member, push.sequence)
-        rules = self._state.rules
-        if rules.has_two_phase_pushes or (
-            rules.has_two_phase_clocks and not is_streamed
+        state = self._state
+        if state.rules.has_two_phase_pushes or (
+            not is_streamed and state.is_two_phase(member.clock_of(push.sequence))
         ):
             if entry.is_complete:
                 self.pump()
@@ -133,7 +133,7 @@ class ShardProgress:
 
     def send_again(self, push: PushId) -> None:
         """The push's call is a new one: it may not have heard `staged`."""
-        if self._state.rules.has_two_phase_clocks:
+        if self._state.has_two_phase_clocks:
             self.pushes.send_again(push)
             self.clocks.commits.send_again(push.worker)
             self.pump()
@@ -159,7 +159,10 @@ class ShardProgress:
         contributors = self._table.contributors(number)
         lacking = tuple(m for m in contributors if not self._is_complete(m, number))
         # A shard that has everything waits for somebody to drive the commit.
-        return lacking or tuple(m for m in contributors if self._drives(m))
+        if self._state.is_two_phase(number):
+            members = tuple(m for m in contributors if self._table.member_of(m.worker))
+            return lacking or members
+        return lacking
 
     @property
     def waits_for(self) -> str:
@@ -168,7 +171,7 @@ class ShardProgress:
         if number is not None:
             contributors = self._table.contributors(number)
             has_all = all(self._is_complete(m, number) for m in contributors)
-            is_two_phase = self._state.rules.has_two_phase_clocks
+            is_two_phase = self._state.is_two_phase(number)
             is_staged = is_two_phase and has_all and contributors
             return f"clock {number} to be {'committed' if is_staged else 'complete'}"
         if not self._table.is_settled:
@@ -191,10 +194,6 @@ class ShardProgress:
             member is not None
             and not self.pushes.admits_pull(member.clock_of(push.sequence))
         )
-
-    def _drives(self, member: Member) -> bool:
-        is_present = self._table.member_of(member.worker) is not None
-        return self._state.rules.has_two_phase_clocks and is_present
 
     def _is_complete(self, member: Member, clock: int) -> bool:
         entry = self._state.entry_of(PushId(member.worker, member.sequence_of(clock)))

@@ -79,6 +79,7 @@ class ShardState:
         paces: By optimizer, of each scheduler how many pushes in a row had one step
             between them and the one before.
         committed: With two-phase steps, the newest clock or push that was committed.
+        now_ms: Monotonic time, as of the newest event that came with one.
         measure_key: Key by which shards prove what they have measured.
         torn_step_count: Steps of evicted workers of which a part was applied.
         torn_chunk_count: Chunks that contradicted their worker's verdict.
@@ -96,9 +97,30 @@ class ShardState:
         self.paces: dict[str, tuple[int, ...]] = {}
         self._resumed: set[str] = set()
         self.committed: ClockChoice | None = None
+        self.now_ms = 0
         self.measure_key = b""
         self.torn_step_count = 0
         self.torn_chunk_count = 0
+
+    def closes_early(self, clock: int) -> bool:
+        """Whether a clock may close without some of its contributors."""
+        has_quorum = self.clocks.has_quorum(clock)
+        return has_quorum or self.rules.has_backups
+
+    def is_two_phase(self, clock: int) -> bool:
+        """Whether nothing of a clock is applied before a commit.
+
+        Where it may close without some, since nothing that is applied of an open clock
+        can be taken back.
+        """
+        return self.rules.has_two_phase_clocks or self.clocks.has_quorum(clock)
+
+    @property
+    def has_two_phase_clocks(self) -> bool:
+        """Whether clocks that are open, or come, are so."""
+        number = self.clocks.applied_clock + 1
+        is_now = self.rules.has_two_phase_clocks or self.clocks.mode.rules.has_quorum
+        return is_now or self.clocks.has_quorum(number)
 
     def take_effects(self) -> list[ShardEffect]:
         """Effects since the last call, in order."""

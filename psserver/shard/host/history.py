@@ -9,6 +9,7 @@ from psserver.edge.fence_report import FenceReport
 from psserver.edge.record_history import record_values
 from psserver.shard.core.effects import ApplyChunk
 from psserver.shard.core.push import PushId, Reply, Trailer
+from psserver.shard.core.quorum import Merge
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_fence import Cut
 from pswire.history import HistoryFile
@@ -66,6 +67,7 @@ class ShardHistory:
                 chunks=sorted(trailer.chunk_indexes),
                 weight=trailer.weight,
                 finite=trailer.finite,
+                slack_ms=trailer.slack_ms,
             )
 
     def pushes_of(self, core: ShardCore, effect: ApplyChunk) -> list[PushId]:
@@ -100,6 +102,23 @@ class ShardHistory:
                 pushes=[_push(p) for p in pushes if p.worker.worker_id not in torn],
                 torn=[_push(p) for p in pushes if p.worker.worker_id in torn],
                 staleness=effect.staleness,
+            )
+
+    def closed(self, merge: Merge) -> None:
+        """A clock of mode quorum is closed, on shard 0."""
+        if self._file is not None:
+            self._file.write(
+                "merge",
+                clock=merge.clock,
+                quorum=merge.quorum,
+                needed=merge.needed_count,
+                active=merge.active_count,
+                window_ms=merge.window_ms,
+                closed_ms=merge.closed_ms,
+                arrivals=[
+                    [*each.worker, each.weight, each.at_ms, each.slack_ms]
+                    for each in merge.arrivals
+                ],
             )
 
     def done(self, push: PushId, outcome: Outcome) -> None:

@@ -21,6 +21,7 @@ from psserver.shard.core.core_image import CoreImage
 from psserver.shard.core.effects import (
     ApplyChunk,
     ChunkTorn,
+    ClockClosed,
     CommitSeed,
     ContributionAwaited,
     CopyImage,
@@ -34,6 +35,7 @@ from psserver.shard.core.effects import (
     RefusePush,
     ShardEffect,
     Staged,
+    WakeAt,
 )
 from psserver.shard.core.push import PushId
 from psserver.shard.core.shard import ShardCore
@@ -538,6 +540,10 @@ class ShardHost:
             case RefusePush():
                 if session := self.members.session_of(effect.push):
                     session.fail(effect.refusal)
+            case WakeAt():
+                self._wake_at(effect.at_ms)
+            case ClockClosed():
+                self.history.closed(effect.merge)
             case Staged():
                 if session := self.members.session_of(effect.push):
                     session.put_staged(effect.choice)
@@ -559,6 +565,15 @@ class ShardHost:
                 warn_declarations(effect)
             case ChunkTorn():
                 self._note_torn(model, effect)
+
+    def _wake_at(self, at_ms: int) -> None:
+        def wake() -> None:
+            if self._model is not None:
+                self._call(lambda core: core.wake(now_ms()))
+
+        # A timer may be a moment early by another clock: then one more is ordered.
+        delay_s = max(1, at_ms - now_ms()) / 1000
+        asyncio.get_running_loop().call_later(delay_s, wake)
 
     def _finish(self, model: ShardModel, effect: Finish) -> None:
         if member := self.members.find(effect.push.worker):

@@ -122,7 +122,7 @@ class PushCall:
         cls, host: ShardHost, header: push_pb2.PushHeader, *, wants_values: bool
     ) -> "PushCall":
         check_caller(host, header)
-        if not wants_values and host.model.core.state.rules.has_two_phase_clocks:
+        if not wants_values and host.model.core.state.has_two_phase_clocks:
             raise Refusal(
                 ErrorReason.UNSUPPORTED,
                 "with two-phase steps a push goes by PushPull, on which its worker is "

@@ -303,6 +303,11 @@ def read_trailer(
             ErrorReason.MALFORMED_MESSAGE,
             f"loss scale {trailer.loss_scale} is not finite and at least 0",
         )
+    if trailer.slack_ms < 0:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"a slack of {trailer.slack_ms} ms is not at least 0",
+        )
     if len(trailer.scheduler_steps) > SCHEDULER_COUNT_MAX:
         raise Refusal(
             ErrorReason.LIMIT_EXCEEDED,
@@ -337,6 +342,7 @@ def read_trailer(
         value_entries=value_entries,
         publishes=trailer.publishes,
         continues_batch=trailer.continues_batch,
+        slack_ms=trailer.slack_ms if trailer.HasField("slack_ms") else None,
     )
 
 

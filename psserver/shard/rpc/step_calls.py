@@ -7,9 +7,9 @@ too, and says on its own stream whom it waits for.
 import secrets
 
 from psserver.edge.decoding import worker_key
+from psserver.edge.monotonic import now_ms
 from psserver.shard.core.push import PushId
 from psserver.shard.host.shard_host import ShardHost
-from psserver.shard.host.shard_model import shard_rules
 from psserver.shard.rpc.push_codec import check_caller, push_id, worker_choice
 from psserver.shard.rpc.readiness import catch_up
 from pswire.membership import ClockChoice, Member, WorkerKey
@@ -31,19 +31,22 @@ async def commit(
     check_caller(host, request)
     worker = worker_key(request.worker)
     choice = worker_choice(request.choice)
-    if worker not in choice.workers:
+    await catch_up(host, request.generation)
+    core = host.model.core
+    # What is closed may have been so in a mode before.
+    is_open = choice.clock > core.clocks.applied_clock
+    if worker not in choice.workers and not core.clocks.has_quorum(choice.clock):
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
             f"{worker} is none of the {len(choice.workers)} contributors that it names",
         )
-    if not host.model.core.state.rules.has_two_phase_clocks:
+    if is_open and not core.state.is_two_phase(choice.clock):
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
             "steps of this job have one phase: there is nothing to commit",
         )
-    await catch_up(host, request.generation)
     await _thawed(host, worker)
-    is_committed = host.model.core.commit(worker, choice)
+    is_committed = core.commit(worker, choice)
     host.pump()
     return messages.CommitResponse(committed=is_committed)
 
@@ -58,17 +61,16 @@ async def ready(
     """
     check_caller(host, request)
     push = push_id(request.worker, request.sequence)
-    rules = shard_rules(host.settings, host.shard_index)
-    if not (rules.has_backups and rules.is_first):
+    if host.shard_index:
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
-            "only shard 0 of a job with backup workers chooses whose pushes count",
+            "only shard 0 chooses whose pushes count",
         )
     await catch_up(host, request.generation)
     _check_ready(host, push, request)
     await _thawed(host, push.worker)
     core = host.model.core
-    core.ready(push.worker, push.sequence)
+    core.ready(push.worker, push.sequence, now_ms())
     host.pump()
     choice: ClockChoice | None = None
 

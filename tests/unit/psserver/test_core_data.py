@@ -10,7 +10,7 @@ from psserver.coordinator.core.roster import WorkerEntry
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import WorkerHolding
 from pswire.leased_data import DataRange, DataReport, EpochShape
-from pswire.membership import ClockChoice, LossPolicy, Mode, StepAtomicity
+from pswire.membership import ClockChoice, LossPolicy, Mode, ModeTerms, StepAtomicity
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
@@ -245,7 +245,7 @@ def test_what_was_dealt_and_not_fetched_goes_back_when_the_mode_changes() -> Non
     ledger.lease(A, (A, B), 2)
     ledger.consume(B, tuple(ledger.held[B]))
     assert ledger.queues[A]
-    job.core.set_mode(Mode.ASP, 0, job.now_ms)
+    job.core.set_mode(ModeTerms(Mode.ASP, 0), job.now_ms)
     job.report_all(applied=1)
 
     assert job.core.participants("loader") == ()

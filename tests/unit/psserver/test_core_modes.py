@@ -12,6 +12,7 @@ from pswire.limits import STALENESS_BOUND_MAX
 from pswire.membership import (
     FenceKind,
     Mode,
+    ModeTerms,
     Record,
     WorkerKey,
 )
@@ -39,7 +40,7 @@ def test_there_is_no_mode_to_change_before_the_start() -> None:
     with pytest.raises(Refusal, match="waits for shard 0") as caught:
         ask(job, Mode.ASP)
     assert caught.value.reason is ErrorReason.NOT_STARTED
-    assert not job.core.mode_is(Mode.BSP, 0)
+    assert not job.core.mode_is(ModeTerms(Mode.BSP, 0))
 
 
 @pytest.mark.parametrize("bound", [-1, STALENESS_BOUND_MAX + 1])
@@ -62,7 +63,7 @@ def test_the_mode_that_is_there_needs_no_fence(
     job = running("a", mode=mode, bound=bound)
     ask(job, mode, same_bound)
     assert job.fence_kinds() == []
-    assert job.core.mode_is(mode, same_bound)
+    assert job.core.mode_is(ModeTerms(mode, same_bound))
 
 
 def test_another_bound_is_a_change() -> None:
@@ -70,8 +71,8 @@ def test_another_bound_is_a_change() -> None:
     ask(job, Mode.SSP, 5)
     far_apart(job, a=4)
 
-    assert job.core.mode_is(Mode.SSP, 5)
-    assert not job.core.mode_is(Mode.SSP, 3)
+    assert job.core.mode_is(ModeTerms(Mode.SSP, 5))
+    assert not job.core.mode_is(ModeTerms(Mode.SSP, 3))
     assert job.record.staleness_bound == 5
 
 
@@ -84,7 +85,7 @@ def test_the_newest_wish_counts() -> None:
     job.report_all(applied=1)
 
     assert job.fence_kinds()[:2] == [FenceKind.CUT, FenceKind.MODE]
-    assert job.core.mode_is(Mode.SSP, 2)
+    assert job.core.mode_is(ModeTerms(Mode.SSP, 2))
 
 
 def test_a_wish_that_is_taken_back_changes_nothing() -> None:
@@ -101,9 +102,9 @@ def test_a_wish_that_comes_during_the_change_is_met_after_it() -> None:
     ask(job, Mode.ASP)
     ask(job, Mode.BSP)
     job.report_all(applied=1)
-    assert job.core.mode_is(Mode.ASP, 0)
+    assert job.core.mode_is(ModeTerms(Mode.ASP, 0))
     far_apart(job, a=1)
-    assert job.core.mode_is(Mode.BSP, 0)
+    assert job.core.mode_is(ModeTerms(Mode.BSP, 0))
     assert job.core.fence is None
 
 
@@ -177,7 +178,7 @@ def test_with_nobody_there_a_mode_begins_where_the_last_ones_were() -> None:
     ask(job, Mode.BSP)
     job.send_all(replace(job.report_of(), frontier=9))
 
-    assert job.core.mode_is(Mode.BSP, 0)
+    assert job.core.mode_is(ModeTerms(Mode.BSP, 0))
     assert job.record.mode_clock == 9
     job.add_worker("b")
     job.report_all()
@@ -258,7 +259,7 @@ def test_a_mode_does_not_begin_before_the_one_before_it_is_settled() -> None:
     job.pass_time(1)
     assert job.fence_kinds() == [FenceKind.MODE] * 3
     far_apart(job, a=7, b=7)
-    assert job.core.mode_is(Mode.BSP, 0)
+    assert job.core.mode_is(ModeTerms(Mode.BSP, 0))
     job.pass_time(1_000)
     assert job.fence_kinds() == [FenceKind.MODE] * 3
 
@@ -301,7 +302,7 @@ def test_membership_changes_first() -> None:
 
     kinds = job.fence_kinds()
     assert kinds[:3] == [FenceKind.CUT, FenceKind.MEMBERSHIP, FenceKind.MODE]
-    assert job.core.mode_is(Mode.ASP, 0)
+    assert job.core.mode_is(ModeTerms(Mode.ASP, 0))
 
 
 def test_without_all_reports_it_is_tried_again() -> None:
@@ -326,5 +327,5 @@ def test_the_mode_outlives_the_coordinator() -> None:
         processes={},
         now_ms=0,
     )
-    assert core.mode_is(Mode.SSP, 4)
+    assert core.mode_is(ModeTerms(Mode.SSP, 4))
     assert core.participants("loader") == ()

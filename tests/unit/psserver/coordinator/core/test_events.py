@@ -4,7 +4,7 @@ from psserver.coordinator.core.events import EVENT_COUNT_MAX, EventKind, Events
 from psserver.coordinator.rpc.status_report import events_message
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.limits import MESSAGE_BYTES_MAX, NAME_BYTES_MAX
-from pswire.membership import Mode, WorkerState
+from pswire.membership import Mode, ModeTerms, WorkerState
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
 
@@ -72,7 +72,7 @@ def test_another_mode_and_the_end_of_a_job_are_events() -> None:
     settings = CoordinatorSettings(job_id="job", shard_count=1)
     driven = DrivenCoordinator.running("a", settings=settings)
     number = driven.core.events.newest_number
-    driven.core.set_mode(Mode.SSP, 3, driven.now_ms)
+    driven.core.set_mode(ModeTerms(Mode.SSP, 3), driven.now_ms)
     driven.report_all()
     (changed,) = driven.core.events.after(number)
     assert (changed.kind, changed.text) == (

@@ -19,7 +19,7 @@ from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.monotonic import now_ms
 from pswire.leased_data import DataReport, EpochShape
 from pswire.limits import PROTOCOL_VERSION
-from pswire.membership import Mode, WorkerState
+from pswire.membership import Mode, ModeTerms, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.recorded_split import RecordedSplit
 from pswire.v1 import coordinator_service_pb2 as messages
@@ -251,7 +251,7 @@ def test_a_record_that_can_not_be_written_is_no_record(job: Job, change: str) ->
     before = job.host.core.record
     queue = job.host.open_shard_watch(job.host.core.shards.slots[0])
     if change == "mode":
-        job.host.core.set_mode(Mode.ASP, 0, now_ms())
+        job.host.core.set_mode(ModeTerms(Mode.ASP, 0), now_ms())
     else:
         job.leave(job.members[0])
     job.host.pump()
@@ -292,7 +292,7 @@ def test_the_first_values_stay_staged_until_there_is_room(job: Job) -> None:
 async def test_who_asks_for_a_mode_and_the_status_name_the_disk(job: Job) -> None:
     job.begin("a")
     with full_disk():
-        asked = asyncio.create_task(job.host.set_mode(Mode.ASP, 0, 0.05))
+        asked = asyncio.create_task(job.host.set_mode(ModeTerms(Mode.ASP, 0), 0.05))
         await asyncio.sleep(0)
         job.report()
         with pytest.raises(Refusal) as caught:
@@ -363,7 +363,7 @@ class Schedule:
 
     async def _mode(self) -> None:
         mode = self._rng.choice([Mode.BSP, Mode.ASP])
-        self._job.host.core.set_mode(mode, 0, now_ms())
+        self._job.host.core.set_mode(ModeTerms(mode, 0), now_ms())
         self._job.host.pump()
 
     async def _leave(self) -> None:

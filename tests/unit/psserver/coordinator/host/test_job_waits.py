@@ -10,7 +10,7 @@ from psserver.coordinator.host.job_waits import JobWaits
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.awaited import Awaited
 from pswire.leased_data import EpochShape
-from pswire.membership import Mode, WorkerState
+from pswire.membership import Mode, ModeTerms, WorkerState
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
@@ -172,8 +172,8 @@ def test_a_change_of_the_mode_names_who_is_behind() -> None:
     job = Watched(DrivenCoordinator.running("a", "b"))
     job.tell(0, done={key("a"): 9, key("b"): 4})
     job.tell(1, done={key("a"): 9, key("b"): 4})
-    job.driven.core.set_mode(Mode.ASP, 0, job.driven.now_ms)
-    job.waits.note_mode(Mode.ASP, 0, job.driven.now_ms)
+    job.driven.core.set_mode(ModeTerms(Mode.ASP, 0), job.driven.now_ms)
+    job.waits.note_mode(ModeTerms(Mode.ASP, 0), job.driven.now_ms)
 
     assert "ASP" not in job.text()
     at_once = job.waits.text(job.driven.now_ms, at_once=True)
@@ -182,7 +182,7 @@ def test_a_change_of_the_mode_names_who_is_behind() -> None:
 
     job.pass_time(100)
     job.driven.report_all(applied=4, trailer=9)
-    assert job.driven.core.mode_is(Mode.ASP, 0)
+    assert job.driven.core.mode_is(ModeTerms(Mode.ASP, 0))
     job.pass_time(100)
     assert job.waits.text(job.driven.now_ms, at_once=True) == ""
 

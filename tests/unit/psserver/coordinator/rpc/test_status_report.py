@@ -20,7 +20,7 @@ from psserver.edge.monotonic import now_ms
 from pswire.addresses import Address
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.limits import PROTOCOL_VERSION
-from pswire.membership import Mode, WorkerState
+from pswire.membership import Mode, ModeTerms, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.status_document import SCHEMA_VERSION
 from pswire.v1 import coordinator_service_pb2 as messages
@@ -170,7 +170,7 @@ async def test_a_shard_tells_its_queue_and_the_staleness_of_pushes(
 async def test_the_mode_is_that_of_now(host: CoordinatorHost) -> None:
     before = await status(host)
     assert (before.mode, before.workers_floor) == (membership_pb2.MODE_BSP, 2)
-    host.core.set_mode(Mode.SSP, 3, 0)
+    host.core.set_mode(ModeTerms(Mode.SSP, 3), 0)
     host.pump()
     await report_fence(host)
 

@@ -45,7 +45,7 @@ def chosen(shard: DrivenShard, name: str = "a", sequence: int = 1) -> str | None
 
 def ready(shard: DrivenShard, *names: str, sequence: int = 1) -> None:
     for name in names:
-        shard.core.ready(key(name), sequence)
+        shard.core.ready(key(name), sequence, 0)
 
 
 def close(shard: DrivenShard, sequence: int, *names: str) -> None:
@@ -236,7 +236,7 @@ def test_the_choice_of_a_clock_that_is_over_names_nobody() -> None:
 def test_a_stranger_is_never_ready() -> None:
     shard = pushed("a")
     with pytest.raises(Refusal) as caught:
-        shard.core.ready(key("a/2"), 1)
+        shard.core.ready(key("a/2"), 1, 0)
     assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
 
 

@@ -397,7 +397,7 @@ def with_backups(*names: str) -> DrivenShard:
 def test_those_that_were_chosen_are_told_what_the_clock_measures() -> None:
     shard = with_backups("a", "b", "c")
     for name in "ac":
-        shard.core.ready(key(name), 1)
+        shard.core.ready(key(name), 1, 0)
     assert shard.core.choice_for(key("b"), 1) == stands("a", "c")
     assert shard.of(MeasureClock) == []
 
