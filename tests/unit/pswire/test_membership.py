@@ -65,10 +65,11 @@ def test_how_far_values_may_lag(mode: Mode, lag_max: int | None) -> None:
 
 
 def test_only_ssp_has_a_bound_of_the_user() -> None:
-    assert [mode.rules.bound_of(3) for mode in Mode] == [0, 3, 0]
+    assert [mode.rules.bound_of(3) for mode in Mode] == [0, 3, 0, 0]
 
 
-def test_only_bsp_has_clocks_and_rounds() -> None:
+def test_only_bsp_and_quorum_have_clocks_and_only_bsp_rounds() -> None:
     clocked = [mode for mode in Mode if mode.rules.is_clocked]
     dealing = [mode for mode in Mode if mode.rules.deals_rounds]
-    assert clocked == dealing == [Mode.BSP]
+    assert clocked == [Mode.BSP, Mode.QUORUM]
+    assert dealing == [Mode.BSP]

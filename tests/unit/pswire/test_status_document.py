@@ -311,7 +311,7 @@ def _unfilled(value: object, name: str = "") -> set[str]:
 
 
 def test_the_sample_of_a_status_has_everything() -> None:
-    assert not _unfilled(DOCUMENTS["status"])
+    assert _unfilled(DOCUMENTS["status"]) == {"quorum", "grace_window_s"}  # it is SSP
 
 
 def _names(value: object) -> set[str]:
@@ -370,6 +370,10 @@ def test_the_clock_of_a_shard_and_its_counts_are_those_that_mean_something() -> 
     assert document["staleness_bound"] == 0
     response.mode = membership_pb2.Mode.ValueType(Mode.ASP)
     assert status_document(response, "h:1")["staleness_bound"] is None
+    response.mode = membership_pb2.Mode.ValueType(Mode.QUORUM)
+    response.quorum, response.grace_window_ms = 6, 500
+    document = status_document(response, "h:1")
+    assert (document["quorum"], document["grace_window_s"]) == (6, 0.5)
 
 
 def test_what_only_a_newer_release_knows_is_a_number_or_refused() -> None:
