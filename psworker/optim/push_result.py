@@ -63,7 +63,7 @@ class PushResult:
 
     @property
     def missed(self) -> bool:
-        """Whether its clock closed without it: a strategy sends what it was of later."""
+        """Whether its clock closed without it, so that a strategy sends it later."""
         return self.outcome == "missed"
 
     @property
