@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from psserver.config import ListenConfig
+from psserver.coordinator.core.diagnosis import CURES, Cause
 from pswire.addresses import Address
 from tests.doubles.made_documents import MadeJob
 from tests.doubles.served_page import ServedPage, chromium
@@ -102,8 +103,9 @@ def draw_many_workers(browser: Browser) -> None:
         mode="ssp",
         cause="straggler",
         sentence=(
-            "trainer-17 is the straggler: its step takes 60 ms, of which it computes "
-            "50 ms; the others compute 24 ms and wait for it"
+            "trainer-17 is the straggler: its step takes 66 ms, of which it computes "
+            "50 ms; the others compute 24 ms and wait for trainer-17 at the staleness "
+            f"bound; {CURES[Cause.STRAGGLER]}"
         ),
         who=["trainer-17"],
         slow={"trainer-17": 2.1, "trainer-90": 1.4, "trainer-3": 1.35},

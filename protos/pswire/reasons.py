@@ -120,7 +120,10 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
             "FAILED_PRECONDITION", False, "start as many shards as --shards says"
         ),
         ErrorReason.SHARD_LOST: ErrorCase(
-            "FAILED_PRECONDITION", False, "look into the shard's log, start a new job"
+            "FAILED_PRECONDITION",
+            False,
+            "look into the shard's log; with --checkpoint-dir start all again by the "
+            "same command lines, else a new job",
         ),
         ErrorReason.SEQUENCE_GAP: ErrorCase(
             "OUT_OF_RANGE", False, "ask GetSession which push is the next"
@@ -159,7 +162,10 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
             "the generator it is given",
         ),
         ErrorReason.LIMIT_EXCEEDED: ErrorCase(
-            "RESOURCE_EXHAUSTED", False, "stay below the limit, which is fixed"
+            "RESOURCE_EXHAUSTED",
+            False,
+            "stay below the limit, or raise it if it is one of --limit, see "
+            "docs/limits.md",
         ),
         ErrorReason.UNSUPPORTED: ErrorCase(
             "UNIMPLEMENTED", False, "see docs/limits.md"

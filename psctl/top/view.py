@@ -123,7 +123,10 @@ def frame(
         is_chosen = pane is choice.pane
         first = max(0, min(choice.first[pane], len(rows) - counts[pane]))
         choice.first[pane] = first
-        shown = rows[first : first + counts[pane]]
+        shown = [
+            Line(row.text[:width], row.style)
+            for row in rows[first : first + counts[pane]]
+        ]
         lines += [Line(title, Style.CHOSEN if is_chosen else Style.TITLE), *shown]
         if is_chosen:
             which = f"{pane.value} {first + 1} to {first + len(shown)} of {len(rows)}"
@@ -258,7 +261,7 @@ def _pane(pane: Pane, seen: Seen, width: int) -> tuple[str, list[Line]]:
     document = seen.document
     assert document is not None, "as of the head"
     if pane is Pane.EVENTS:
-        rows = [_event_line(event, width) for event in reversed(seen.events)]
+        rows = [_event_line(event) for event in reversed(seen.events)]
         return "EVENTS", rows or [Line("none yet", Style.DIM)]
     entries = document[pane.value]
     if not entries:
@@ -274,9 +277,8 @@ def _pane(pane: Pane, seen: Seen, width: int) -> tuple[str, list[Line]]:
             Style.BAD if each["state"] != "ready" else Style.PLAIN for each in entries
         ]
     title, *texts = text.splitlines()
-    return title[:width], [
-        Line(row[:width], style) for row, style in zip(texts, styles, strict=True)
-    ]
+    rows = [Line(row, style) for row, style in zip(texts, styles, strict=True)]
+    return title[:width], rows
 
 
 def attention(document: Row) -> set[str]:
@@ -376,10 +378,10 @@ def _shard_table(shards: Sequence[Row], width: int) -> str:
     )
 
 
-def _event_line(event: Row, width: int) -> Line:
+def _event_line(event: Row) -> Line:
     at = time_text(event["at_unix_s"], "%H:%M:%S")
     style = Style.BAD if event["kind"] in _BAD_EVENTS else Style.PLAIN
-    return Line(f"{at}  {printable(event['text'])}"[:width], style)
+    return Line(f"{at}  {printable(event['text'])}", style)
 
 
 def _shown(value: int | None) -> str:

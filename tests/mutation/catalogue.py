@@ -4339,6 +4339,19 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a job that goes on has trained its whole checkpoint in a second",
+        (
+            Edit(
+                "psserver/coordinator/core/shard_map.py",
+                "standing.version < before.version or not before.done",
+                "standing.version < before.version",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_progress_history.py::test_the_version_of_a_checkpoint_is_no_speed",
+        ),
+    ),
+    PlantedBug(
         "events of a coordinator that is started again have old numbers",
         (
             Edit(

@@ -280,7 +280,7 @@ class CoordinatorCore:
             )
             self.events.add(
                 EventKind.SHARD_REGISTERED,
-                f"shard {slot.index} has registered at {slot.address}",
+                f"Shard {slot.index} has registered at {slot.address}",
                 now_ms,
                 shard_index=slot.index,
             )
@@ -291,7 +291,7 @@ class CoordinatorCore:
         if slot.broken_ms is not None:
             self.events.add(
                 EventKind.SHARD_RETURNED,
-                f"shard {slot.index} is back",
+                f"Shard {slot.index} is back",
                 now_ms,
                 shard_index=slot.index,
             )
@@ -306,7 +306,7 @@ class CoordinatorCore:
         slot.heard_ms = now_ms
         self.events.add(
             EventKind.SHARD_LOST,
-            f"the connection to shard {slot.index} broke",
+            f"The connection to shard {slot.index} broke",
             now_ms,
             shard_index=slot.index,
             clock=slot.standing.applied_clock,
@@ -741,7 +741,7 @@ class CoordinatorCore:
         assert checkpoint.place is not None, "it was written there"
         self.events.add(
             EventKind.CHECKPOINT_COMPLETE,
-            f"checkpoint {checkpoint.place.name} is complete",
+            f"Checkpoint {checkpoint.place.name} is complete",
             now_ms,
             clock=checkpoint.cut.clock,
         )
@@ -823,7 +823,8 @@ class CoordinatorCore:
         self.roster.forget_ended(now_ms, lease_ttl_ms=lease_ttl_ms)
         self.progress.free_images(now_ms)
         self.progress.pump(now_ms)
-        if self.phase is JobPhase.RUNNING and self.history.is_due(now_ms):
+        is_counted = self.phase is JobPhase.RUNNING and self.shards.has_begun
+        if is_counted and self.history.is_due(now_ms):
             self.history.add(
                 now_ms,
                 clock=min(slot.standing.frontier for slot in self.shards.slots),
@@ -923,8 +924,8 @@ class CoordinatorCore:
         names = ", ".join(slot.state_text(now_ms) for slot in away)
         raise Refusal(
             ErrorReason.RECOVERING,
-            f"all places are taken; if {names} does not come back, "
-            f"the job returns to {way_back.point} and has places for new shards",
+            f"all places are taken, by {names}; without a sign of life there the job "
+            f"returns to {way_back.point} and has places for new shards",
             cure="wait, which takes a few seconds",
         )
 

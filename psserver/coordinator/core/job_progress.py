@@ -341,7 +341,7 @@ class JobProgress:
             self._is_cut_stuck = self.is_resumed = False
             self.events.add(
                 EventKind.JOB_REWOUND,
-                f"the job returns to {point}: {reason}",
+                f"The job returns to {point}: {reason}",
                 now_ms,
                 clock=point.clock,
             )
@@ -387,7 +387,7 @@ class JobProgress:
         """Gives the checkpoint up that is being made."""
         self._release_copies(self.checkpoints.fail(reason, now_ms))
         self.events.add(
-            EventKind.CHECKPOINT_FAILED, f"a checkpoint has failed: {reason}", now_ms
+            EventKind.CHECKPOINT_FAILED, f"A checkpoint has failed: {reason}", now_ms
         )
         self.effects.append(CheckpointFailed(reason=reason))
 
@@ -415,7 +415,7 @@ class JobProgress:
         if not self.failure:
             self.failure = reason
             self.events.add(
-                EventKind.JOB_FAILED, f"the job has failed: {reason}", now_ms
+                EventKind.JOB_FAILED, f"The job has failed: {reason}", now_ms
             )
             self.effects.append(EndJob(reason=reason))
 
@@ -632,16 +632,16 @@ class JobProgress:
             start = self.start_point
             add(
                 EventKind.JOB_STARTED,
-                "the job has started"
+                "The job has started"
                 if start is None
-                else f"the job goes on from {start}",
+                else f"The job goes on from {start}",
                 now_ms,
                 clock=record.mode_clock,
             )
         elif record.terms != before.terms:
             add(
                 EventKind.MODE_CHANGED,
-                f"the mode is {record.terms} now",
+                f"The mode is {record.terms} now",
                 now_ms,
                 clock=record.terms_clock,
             )
@@ -682,7 +682,7 @@ class JobProgress:
             clocks = [end.last_clock for end in record.departures]
             add(
                 EventKind.JOB_FINISHED,
-                "the job is finished: all of its workers have left",
+                "The job is finished: all of its workers have left",
                 now_ms,
                 clock=max(clocks, default=None),
             )

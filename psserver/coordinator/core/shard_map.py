@@ -119,8 +119,13 @@ class ShardSlot:
         """Takes a report of its progress, which is a sign of life."""
         self.heard_ms = standing.heard_ms
         self.standing = standing
-        if self.recent and standing.version < self.recent[-1].version:
-            self.recent.clear()  # another process than before
+        before = self.recent[-1] if self.recent else None
+        if before is not None and (
+            # Another process than before, or one that had no values yet: those of a
+            # checkpoint have a version that nobody has trained meanwhile.
+            standing.version < before.version or not before.done
+        ):
+            self.recent.clear()
         self.recent.append(standing)
 
     @property
@@ -183,7 +188,7 @@ class ShardSlot:
     def loss_text(self, now_ms: int) -> str:
         """That its process is gone, and where it stood."""
         if self.heard_ms is None:
-            return f"shard {self.index} has not come back"
+            return f"shard {self.index} did not come back"
         lost = lost_text(max(0, now_ms - self.heard_ms))
         return f"shard {self.index} was {lost} at clock {self.standing.applied_clock}"
 
@@ -355,6 +360,11 @@ class ShardMap:
         waits = [slot.peer_wait_ms(worker) for slot in self.slots]
         known = [each for each in waits if each is not None]
         return max(known) if len(known) == len(waits) else None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether every shard has said how far its members are, and so its version."""
+        return all(slot.standing.done for slot in self.slots)
 
     @property
     def steps_per_s(self) -> float | None:

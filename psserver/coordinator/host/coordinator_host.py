@@ -116,7 +116,7 @@ class CoordinatorHost:
         is_first = self.core.record is None and self.core.progress.start_point is None
         self.core.events.add(
             EventKind.COORDINATOR_STARTED,
-            f"the coordinator has started{'' if is_first else ' again'}",
+            f"The coordinator has started{'' if is_first else ' again'}",
             now_ms(),
         )
         self.changes = Changes()

@@ -77,7 +77,7 @@ def test_another_mode_and_the_end_of_a_job_are_events() -> None:
     (changed,) = driven.core.events.after(number)
     assert (changed.kind, changed.text) == (
         EventKind.MODE_CHANGED,
-        "the mode is ssp, at most 3 clocks apart now",
+        "The mode is ssp, at most 3 clocks apart now",
     )
     (entry,) = driven.core.roster.in_state(WorkerState.MEMBER)
     driven.leave(entry)

@@ -8,6 +8,9 @@ from psserver.coordinator.core.progress_history import (
     RATE_MS,
     ProgressHistory,
 )
+from psserver.coordinator.core.shard_map import ShardStanding
+from pswire.membership import WorkerKey
+from tests.doubles.driven_coordinator import DrivenCoordinator
 
 
 def _fill(history: ProgressHistory, until_ms: int) -> None:
@@ -83,3 +86,24 @@ def test_what_is_not_counted_has_no_rate_and_no_rate_spans_a_return() -> None:
         (3_000, 10.0),
     ]
     assert [p.samples_per_s for p in history.points] == [None, None]
+
+
+def test_the_version_of_a_checkpoint_is_no_speed() -> None:
+    """As after a return: shards report none, then that of the checkpoint."""
+    driven = DrivenCoordinator.running("a")
+    slots, history = driven.core.shards.slots, driven.core.history
+
+    def report(version: int, done: dict[WorkerKey, int]) -> None:
+        for slot in slots:
+            standing = ShardStanding(heard_ms=driven.now_ms, version=version, done=done)
+            slot.take(standing)
+        driven.pass_time(1_000)
+
+    member = driven.record.members[0].worker
+    report(0, {})
+    report(1_197, {member: 0})
+    assert driven.core.shards.steps_per_s is None
+    for version in (1_207, 1_217):
+        report(version, {member: version})
+    assert driven.core.shards.steps_per_s == 10
+    assert {point.steps_per_s for point in history.points} == {10.0}
