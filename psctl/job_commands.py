@@ -453,3 +453,80 @@ def check_history(
         say(found.still_written_text)
     if found.exit_code != ExitCode.DONE:
         raise typer.Exit(found.exit_code)
+
+
+def replay(
+    *,
+    recordings: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER|FILE...",
+            exists=True,
+            help="Folder of the recordings, of which the newest of each shard is "
+            "taken; or one recording of each shard.",
+            show_default=False,
+        ),
+    ],
+    until: Annotated[
+        str,
+        typer.Option(
+            metavar="VERSION|clock:CLOCK",
+            help="Stop at this version of each shard, or when all workers have reached "
+            "this clock; at the end by default.",
+            show_default=False,
+        ),
+    ] = "",
+    norm: Annotated[
+        float | None,
+        number_option(
+            allowed=NumberRange(0.0, NUMBER_MAX),
+            help="Name the first update that changes the values by more, as L2 norm.",
+            show_default=False,
+        ),
+    ] = None,
+    shows_pushes: Annotated[
+        bool, typer.Option("--show", help="List the pushes.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the model there, as safetensors.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Which model to write, where the job has several.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Applies what shards have recorded again, in the same order and without a job.
+
+    Example: psctl replay runs/monday/ --until 1200 --out before.safetensors
+
+    Ends with the same bits as the shards, and names the first update after which a
+    value is not finite. Exit code 1 when a recording is damaged or a bit differs.
+
+    Start the shards with --record FOLDER to have recordings; see docs/replay.md.
+    """
+    from psctl import replay as replaying
+    from psctl.folders import writable_file
+    from psserver.shard.host.replaying import Until
+
+    end = parsed("--until", lambda: Until.parse(until)) if until else Until()
+    if out is not None:
+        writable_file(out)
+    with interruptible():
+        found = replaying.replay(
+            recordings, until=end, norm_max=norm, shows_pushes=shows_pushes
+        )
+        if out is not None:
+            found.save(out, model)
+    show(as_json, found.to_json(), found.to_text())
+    if found.exit_code != ExitCode.DONE:
+        raise typer.Exit(found.exit_code)

@@ -107,6 +107,17 @@ History = Annotated[
         show_default=False,
     ),
 ]
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder in which each shard records its first values and each push in the "
+        "order of its update, for `psctl replay`; made if it does not exist. It takes "
+        "as many bytes as are pushed, and the values and optimizer state once. See "
+        "docs/replay.md.",
+        show_default=False,
+    ),
+]
 Limit = Annotated[
     list[str],
     typer.Option(
@@ -207,6 +218,7 @@ def shard(
     insecure: Insecure = False,
     tokens: Tokens = None,
     history: History = "",
+    record: Record = None,
     limit: Limit = [],  # noqa: B006, typer copies it
     verbose: Verbose = False,
 ) -> None:
@@ -221,6 +233,7 @@ def shard(
         index=index,
         thread_count=threads,
         history=history,
+        record=record,
         limits=_limits(limit),
     )
     from psserver.shard.daemon import run_shard
@@ -241,6 +254,7 @@ def local(
     insecure: Insecure = False,
     tokens: Tokens = None,
     history: History = "",
+    record: Record = None,
     limit: Limit = [],  # noqa: B006, typer copies it
     verbose: Verbose = False,
     job: JobOptions,
@@ -255,7 +269,7 @@ def local(
     )
     from psserver.local import run_local
 
-    daemons = run_local(config, job.arguments(), verbose=verbose)
+    daemons = run_local(config, job.arguments(), record=record, verbose=verbose)
     _run("local", daemons, verbose=verbose)
 
 

@@ -527,6 +527,7 @@ class ShardConfig:
         index: Place in the job that it asks for, and gets if it is free; None for any.
         thread_count: Threads that apply updates.
         history: Where it writes its history, see `pswire.history`; empty for none.
+        record: Folder of its recordings for a replay; None for none.
         shares_memory: Whether tensors of workers on this machine go through memory that
             both use, `PS_SHARED_MEMORY` if it is not said.
         limits: What callers may make it hold.
@@ -539,6 +540,7 @@ class ShardConfig:
     index: int | None = None
     thread_count: int = field(default_factory=usable_thread_count)
     history: str = ""
+    record: Path | None = None
     shares_memory: bool = field(
         default_factory=lambda: is_wanted(os.environ.get(SHARED_MEMORY_VARIABLE, "1"))
     )

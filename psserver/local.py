@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 
 from psserver.config import ConfigurationError, CoordinatorConfig, OptionError
 from psserver.edge.coordinator_settings import ShardLossPolicy
@@ -45,9 +46,19 @@ long."""
 
 
 async def run_local(
-    config: CoordinatorConfig, job_arguments: list[str], *, verbose: bool
+    config: CoordinatorConfig,
+    job_arguments: list[str],
+    *,
+    record: Path | None = None,
+    verbose: bool,
 ) -> None:
     """Runs all daemons of a job until told to stop, or until one of them ends.
+
+    Args:
+        config: Of its coordinator.
+        job_arguments: The same, for a command line.
+        record: Folder of the shards' recordings; None for none.
+        verbose: Whether they log more.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -77,7 +88,9 @@ async def run_local(
     children: list[asyncio.subprocess.Process] = []
     own_log = _own_log(config)
     try:
-        await stay(_supervise(config, job_arguments, children, verbose=verbose))
+        await stay(
+            _supervise(config, job_arguments, children, record=record, verbose=verbose)
+        )
     finally:
         if config.checkpoint_url is not None:
             await _stop_first(children)
@@ -104,6 +117,7 @@ async def _supervise(
     job_arguments: list[str],
     children: list[asyncio.subprocess.Process],
     *,
+    record: Path | None,
     verbose: bool,
 ) -> None:
     # All that it was given, off or on: they read the same variables and file.
@@ -146,6 +160,7 @@ async def _supervise(
             f"{'off' if config.admin is None else shard_listen(config.admin.address)}",
             f"--state-dir={config.state_dir / f'shard-{index}'}",
             f"--index={index}",
+            *([] if record is None else [f"--record={record}"]),
             *common,
         )
         for index in range(config.shard_count)

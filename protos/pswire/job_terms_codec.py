@@ -1,13 +1,17 @@
-"""A job's terms as JSON, for files that outlive its processes.
+"""A job's terms and settings as JSON, for files that outlive its processes.
 
 JSON and not protobuf, so that they can be read with a text editor.
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
+from pswire.aggregation import Aggregation
 from pswire.compression import Compression
+from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
+from pswire.membership import LabelledEnum
 from pswire.object_marks import ObjectMark
 from pswire.privacy import Privacy
 from pswire.schema import (
@@ -85,3 +89,28 @@ def load_terms(data: Mapping[str, Any]) -> JobTerms:
         privacy=privacy
         and Privacy(**{**privacy, "epsilons": tuple(privacy["epsilons"])}),
     )
+
+
+def dump_settings(settings: JobSettings) -> dict[str, Any]:
+    found = {each.name: getattr(settings, each.name) for each in fields(JobSettings)}
+    return {name: _plain(value) for name, value in found.items()}
+
+
+def load_settings(data: Mapping[str, Any]) -> JobSettings:
+    """Reads what `dump_settings` wrote, as JSON returns it."""
+    known = {each.name: each.default for each in fields(JobSettings)}
+    return JobSettings(
+        **{name: _as_default(value, known[name]) for name, value in data.items()}
+    )
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, LabelledEnum):
+        return value.label
+    return str(value) if isinstance(value, Aggregation) else value
+
+
+def _as_default(value: Any, default: object) -> Any:  # noqa: ANN401, of any field
+    if isinstance(default, LabelledEnum):
+        return type(default).labelled(value)
+    return Aggregation.parse(value) if isinstance(default, Aggregation) else value

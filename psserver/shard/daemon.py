@@ -41,6 +41,7 @@ from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_folder
 from psserver.edge.usable_memory import usable_memory
 from psserver.shard.host.history import ShardHistory
+from psserver.shard.host.recorder import Recorder
 from psserver.shard.host.segment_listener import listening
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.coordinator_client import CoordinatorClient
@@ -231,6 +232,13 @@ async def _serve(
                 incarnation=host.incarnation,
                 settings=host.settings,
             )
+            if config.record is not None:
+                host.recorder = Recorder.open(
+                    config.record,
+                    shard_index=host.shard_index,
+                    incarnation=host.incarnation,
+                    settings=host.settings,
+                )
             place.host, place.client = host, client
             know(job=host.settings.job_id, id=index, clock=host.slowest_clock)
             late.set(ParameterService(host).handler())

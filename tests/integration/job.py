@@ -193,6 +193,7 @@ class Job:
         credentials: Credentials = _NO_CREDENTIALS,
         limits: Limits = DEFAULT_LIMITS,
         history: str = "",
+        record: Path | None = None,
         **settings: Any,  # noqa: ANN401, as the coordinator has them
     ) -> None:
         """Starts nothing yet.
@@ -218,11 +219,13 @@ class Job:
                 is of the process, as it is in theirs.
             limits: Of all daemons.
             history: Where all daemons write their histories.
+            record: Where the shards write their recordings.
             settings: Further ones of `CoordinatorConfig`.
         """
         self._settings = {"job_seed": job_seed, **settings}
         self._limits = limits
         self._history = history
+        self._record = record
         self._port = port
         self._tokens = tokens
         self._credentials = credentials
@@ -437,6 +440,7 @@ class Job:
                     shares_memory=self._shares_memory and advertise is None,
                     limits=self._limits,
                     history=self._history,
+                    record=self._record,
                 )
             )
         )

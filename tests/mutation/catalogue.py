@@ -4743,4 +4743,81 @@ BUGS = (
             "tests/unit/psserver/shard/host/test_hosted_members.py::test_a_member_hears_of_each_wait_once",
         ),
     ),
+    PlantedBug(
+        "a recording lacks the state that a worker has loaded",
+        (
+            Edit(
+                "psserver/shard/host/recorder.py",
+                "for key, tensor in state.items()",
+                "for key, tensor in [*state.items()][1:]",
+            ),
+        ),
+        tests=("tests/property/test_replays.py::test_a_replay_ends_with_all_bits",),
+    ),
+    PlantedBug(
+        "a replay takes the mean of a clock for a push by itself",
+        (
+            Edit(
+                "psserver/shard/host/recorded_effects.py",
+                "        pusher=pusher and WorkerKey(*pusher),\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/property/test_replays.py::test_a_replay_ends_with_all_bits",
+            "tests/unit/psserver/shard/host/test_recorded_effects.py::test_every_field_of_an_update_comes_back",
+        ),
+    ),
+    PlantedBug(
+        "a replay compensates no delay",
+        (
+            Edit(
+                "psserver/shard/host/replaying.py",
+                "apply_update(self.model.engine, effect, pulled)",
+                "apply_update(self.model.engine, effect)",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_replay.py::test_a_replay_has_the_bits_of_the_shards",
+        ),
+    ),
+    PlantedBug(
+        "bits that a replay makes differently are not noticed",
+        (
+            Edit(
+                "psserver/shard/host/replaying.py",
+                'chunk.index) == line["digest"]',
+                "chunk.index) != 0",
+            ),
+        ),
+        tests=(
+            "tests/property/test_replays.py::test_values_that_come_out_differently_are_noticed",
+        ),
+    ),
+    PlantedBug(
+        "the damaged length of an entry looks like the end of a recording",
+        (
+            Edit(
+                "psserver/shard/host/recording.py",
+                "if xxh3_64_intdigest(head[: _CHECKED.size]) != head_digest:",
+                "if False:",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/host/test_recording.py::test_a_changed_byte_names_its_entry_and_its_place",
+        ),
+    ),
+    PlantedBug(
+        "a full disk is found anew with each entry of a recording",
+        (
+            Edit(
+                "psserver/shard/host/recording.py",
+                "        except OSError as error:\n            self._end()\n",
+                "        except OSError as error:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/host/test_recording.py::test_a_full_disk_ends_the_recording_with_one_line",
+        ),
+    ),
 )

@@ -3,23 +3,25 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from psserver.shard.core.effects import ApplyChunk, MeasureClock, StagedContribution
 from psserver.shard.core.push import PushId
 from psserver.shard.host.arithmetic import Arithmetic
-from psserver.shard.host.history import ShardHistory
+from psserver.shard.host.history import ShardHistory, pushes_of
 from psserver.shard.host.hosted_members import HostedMembers
 from psserver.shard.host.push_session import Outgoing, PushSession
 from psserver.shard.host.shard_model import ShardModel
 from psserver.shard.tensors.aggregate import NormLimit
-from psserver.shard.tensors.apply_engine import AppliedChunk
+from psserver.shard.tensors.apply_engine import AppliedChunk, ApplyEngine
 from psserver.shard.tensors.compressed_gradients import CompressedPayload
 from psserver.shard.tensors.contribution import (
     Contribution,
     SparsePayload,
     byte_count_of,
 )
+from psserver.shard.tensors.sent_values import SentValues
 from pswire import failpoints
 from pswire.aggregation import sum_or_nan
 from pswire.frames import RESPONSE_CHUNK_FIELD
@@ -27,6 +29,7 @@ from pswire.schema import ElementType
 from pswire.span_log import Recording
 
 if TYPE_CHECKING:
+    from psserver.shard.host.recorder import Recorder
     from pswire.membership import WorkerKey
 
 Failed = Callable[[int, BaseException], None]
@@ -68,6 +71,7 @@ class ChunkUpdates:
         failed: Failed,
         history: ShardHistory,
         recording: Recording | None = None,
+        recorder: "Recorder | None" = None,
     ) -> None:
         """Applies a chunk, reports to the core and hands on the new values.
 
@@ -77,10 +81,15 @@ class ChunkUpdates:
             failed: Called with the chunk's index and the error of a thread.
             history: Writes down whose bytes the values have now.
             recording: Notes what a thread does for it, None for nothing.
+            recorder: Keeps the update for a replay, None where nobody wants one.
         """
-        pushes = history.pushes_of(model.core, effect)
+        is_kept = history.is_kept or recorder is not None
+        pushes = pushes_of(model.core, effect) if is_kept else []
         push = self._push_of(model, effect)
-        work = self._work(model, effect, push)
+        apply: Apply = apply_update
+        if recorder is not None:
+            apply = partial(recorder.apply, pushes)
+        work = self._work(model, effect, push, apply)
         if recording is not None:
             work = _recorded(recording, work, effect.clock)
 
@@ -142,7 +151,11 @@ class ChunkUpdates:
         return is_wanted and model.core.admits_values(push)
 
     def _work(
-        self, model: ShardModel, effect: ApplyChunk, push: PushId | None
+        self,
+        model: ShardModel,
+        effect: ApplyChunk,
+        push: PushId | None,
+        apply: "Apply",
     ) -> Callable[[], tuple[AppliedChunk, Outgoing | None, float]]:
         chunk_index = effect.chunk_index
         is_clock = effect.pusher is None
@@ -159,19 +172,7 @@ class ChunkUpdates:
 
         def work() -> tuple[AppliedChunk, Outgoing | None, float]:
             began_s = time.perf_counter()
-            applied = model.engine.apply(
-                chunk_index,
-                optimizer=effect.optimizer,
-                contributions=with_bytes(effect.contributions),
-                total_weight=effect.total_weight,
-                hyperparameters=effect.hyperparameters,
-                spec_digest=effect.spec_digest,
-                pulled=sent,
-                staleness=None if is_clock else effect.staleness,
-                average=effect.average,
-                gradient_scale=effect.gradient_scale,
-                limit=limit,
-            )
+            applied = apply(model.engine, effect, sent, limit)
             spent_s = time.perf_counter() - began_s
             # Others may have changed slices that this push did not.
             presence = (
@@ -214,6 +215,34 @@ class ChunkUpdates:
             session = self._members.session_of(each) if each is not None else None
             if session is not None:
                 session.put(values)
+
+
+Apply = Callable[
+    [ApplyEngine, ApplyChunk, SentValues | None, NormLimit | None], AppliedChunk
+]
+"""`apply_update`, or what does more around it."""
+
+
+def apply_update(
+    engine: ApplyEngine,
+    effect: ApplyChunk,
+    pulled: SentValues | None = None,
+    limit: NormLimit | None = None,
+) -> AppliedChunk:
+    """The arithmetic of an order; see `ApplyEngine.apply`."""
+    return engine.apply(
+        effect.chunk_index,
+        optimizer=effect.optimizer,
+        contributions=with_bytes(effect.contributions),
+        total_weight=effect.total_weight,
+        hyperparameters=effect.hyperparameters,
+        spec_digest=effect.spec_digest,
+        pulled=pulled,
+        staleness=None if effect.pusher is None else effect.staleness,
+        average=effect.average,
+        gradient_scale=effect.gradient_scale,
+        limit=limit,
+    )
 
 
 def _recorded(

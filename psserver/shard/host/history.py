@@ -48,6 +48,11 @@ class ShardHistory:
             HistoryFile(wanted, process=name, job_id=settings.job_id, facts=facts)
         )
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is one."""
+        return self._file is not None
+
     def close(self) -> None:
         """Ends the history."""
         if self._file is not None:
@@ -69,26 +74,6 @@ class ShardHistory:
                 finite=trailer.finite,
                 slack_ms=trailer.slack_ms,
             )
-
-    def pushes_of(self, core: ShardCore, effect: ApplyChunk) -> list[PushId]:
-        """Whose bytes an update has.
-
-        Asked for before it is made: a record that comes meanwhile may number clocks
-        anew.
-        """
-        if self._file is None:
-            return []
-        clocks = core.clocks
-        if effect.pusher is not None:
-            member = clocks.member_of(effect.pusher)
-            ended = clocks.departure_of(effect.pusher)
-            if member is None and ended is not None:
-                member = ended.member
-            assert member is not None, "an update is of somebody who was a member"
-            return [PushId(effect.pusher, member.sequence_of(effect.clock))]
-        names = {part.worker_id for part in effect.contributions}
-        pushes = core.pushes_of(effect.clock)
-        return [push for push in pushes if push.worker.worker_id in names]
 
     def applied(
         self, effect: ApplyChunk, pushes: list[PushId], torn: Collection[str]
@@ -162,6 +147,20 @@ class ShardHistory:
         """The image of a cut is made."""
         if self._file is not None:
             self._file.write("cut", snapshot=cut.snapshot_id, clock=clock)
+
+
+def pushes_of(core: ShardCore, effect: ApplyChunk) -> list[PushId]:
+    """Whose bytes an update has.
+
+    Asked for before it is made: a record that comes meanwhile may number clocks anew.
+    """
+    if effect.pusher is not None:
+        member = core.state.known_member(effect.pusher)
+        assert member is not None, "an update is of somebody who was a member"
+        return [PushId(effect.pusher, member.sequence_of(effect.clock))]
+    names = {part.worker_id for part in effect.contributions}
+    pushes = core.pushes_of(effect.clock)
+    return [push for push in pushes if push.worker.worker_id in names]
 
 
 def _push(push: PushId) -> list[object]:

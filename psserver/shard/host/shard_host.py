@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from psserver.edge.answer_slots import AnswerSlots
 from psserver.edge.changes import Changes
@@ -69,6 +70,9 @@ from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from pswire.span_log import SpanLog
 
+if TYPE_CHECKING:
+    from psserver.shard.host.recorder import Recorder
+
 log = logging.getLogger("psserver.shard")
 
 Report = FenceReport | CutReport | PartReport
@@ -96,6 +100,7 @@ class ShardHost:
         checkpoints: Parts of checkpoints.
         shared: Memory shared with workers on the same machine.
         history: What it does, for an offline check.
+        recorder: Keeps what changes its values, for a replay; None for nothing.
         silent_since_ms: When the coordinator was last heard, once that is a lease ago.
         end_reason: Why the job is over, empty while it is not.
         outcomes: Pushes that are done, by what became of them.
@@ -133,6 +138,7 @@ class ShardHost:
         self.images = CutImages()
         self.shared = SharedSegments(self.members, is_wanted=shares_memory)
         self.history = ShardHistory()
+        self.recorder: Recorder | None = None
         self.silent_since_ms: int | None = None
         self._coordinator_wait = ""
         self.end_reason = ""
@@ -163,6 +169,8 @@ class ShardHost:
         self._loading.close()
         self._arithmetic.close()
         self.history.close()
+        if self.recorder is not None:
+            self.recorder.close()
         # `grpc.aio` keeps what a cancelled call has awaited (grpc/grpc#43360), and with
         # it all of this: the values and what is mapped go even so.
         self._model = None
@@ -258,6 +266,8 @@ class ShardHost:
         known = self._model
         if known is not None and known.core.clocks.record is not None:
             known.declare(terms)
+            if self.recorder is not None:
+                self.recorder.declared(terms)
             self.changes.notify()
             return
         if known is not None and known.terms == terms:
@@ -307,6 +317,10 @@ class ShardHost:
         newest = model.core.clocks.record
         assert newest is not None, "one is installed"
         if newest is record:
+            if self.recorder is not None:
+                if known is None:
+                    self.recorder.begin(model)
+                self.recorder.installed(model.core, record)
             self.history.installed(record, model.core.state.torn_step_count)
             if known is not None and record.mode_clock != known.mode_clock:
                 self._send_anew()
@@ -521,6 +535,7 @@ class ShardHost:
                     self._fail_update,
                     self.history,
                     self.spans.recording,
+                    self.recorder,
                 )
             case MeasureClock():
                 self._measures.begin(model, effect, self._fail_update)
@@ -535,6 +550,8 @@ class ShardHost:
                 model.core.note_done(effect.push.worker, now_ms())
                 self.outcomes[effect.outcome] += 1
                 self.history.done(effect.push, effect.outcome)
+                if self.recorder is not None:
+                    self.recorder.done(model.core, effect.push, effect.outcome)
             case Finish():
                 self._finish(model, effect)
             case RefusePush():
@@ -554,6 +571,7 @@ class ShardHost:
                 self.outbox.put_nowait(effect)
             case CommitSeed():
                 model.engine.commit_seed()
+                self._record_first_values(model)
             case DiscardSeed():
                 model.engine.begin_seed()
             case CopyImage():
@@ -591,9 +609,24 @@ class ShardHost:
         member = self.members.of(effect.push.worker)
         staged = member.state_of(effect.push.sequence, effect.optimizer)
         assert staged is not None, "a push that loads nothing is refused"
+        if self.recorder is not None:
+            self.recorder.load_state(model.engine, effect, staged.chunks)
+            return
         model.engine.load_state(
             effect.optimizer, staged.chunks, spec_digest=effect.spec_digest
         )
+
+    def _record_first_values(self, model: ShardModel) -> None:
+        """Records them beside training: each chunk before its first update."""
+        if self.recorder is None:
+            return
+        for chunk in model.chunks:
+            self._arithmetic.run(
+                partial(self.recorder.record_first_values, model.engine, chunk.index),
+                chunk.byte_count,
+                then=lambda _: None,
+                failed=partial(self._fail_update, chunk.index),
+            )
 
     def _note_torn(self, model: ShardModel, effect: ChunkTorn) -> None:
         record = model.core.clocks.record
@@ -611,6 +644,8 @@ class ShardHost:
 
     def _copy_image(self, model: ShardModel, effect: CopyImage) -> None:
         self.history.copying(effect.cut, effect.clock)
+        if self.recorder is not None:
+            self.recorder.copying(model.core, effect.cut)
         snapshot_id, core = effect.cut.snapshot_id, effect.core
         into = {} if core is None else self.checkpoints.make_room()
         if into is None:

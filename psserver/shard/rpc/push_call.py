@@ -232,6 +232,8 @@ class PushCall:
         if entry is not None:
             core.add_push(push, entry, trailer, ahead.chunks)
             host.history.trailer(push, trailer)
+            if host.recorder is not None:
+                host.recorder.pushed(push, header.clock, trailer)
 
     def start_reading(self, requests: AsyncIterator[bytes]) -> None:
         """Reads the rest of the call while answers go out."""

@@ -13,7 +13,7 @@ from psserver.shard.core.effects import ApplyChunk, StagedContribution
 from psserver.shard.core.push import PushId, Reply
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_fence import Cut
-from psserver.shard.host.history import ShardHistory
+from psserver.shard.host.history import ShardHistory, pushes_of
 from pswire.membership import FenceKind, Mode
 from pswire.outcome import Outcome
 from tests.doubles.core_values import departure, key, record, trailer
@@ -87,7 +87,7 @@ def test_a_push_on_a_shard(tmp_path: Path) -> None:
 def test_an_update_names_the_pushes_whose_bytes_it_has(tmp_path: Path) -> None:
     history = opened(tmp_path)
     effect = update("a", "c")
-    told = history.pushes_of(core_of(), effect)
+    told = pushes_of(core_of(), effect)
     assert told == [PushId(key("a"), 3), PushId(key("c"), 5)]
 
     history.applied(effect, told, ["c"])
@@ -96,19 +96,16 @@ def test_an_update_names_the_pushes_whose_bytes_it_has(tmp_path: Path) -> None:
     assert (line["pushes"], line["torn"]) == ([["a", 1, 3]], [["c", 1, 5]])
 
 
-def test_a_push_by_itself_is_told_also_when_its_worker_has_ended(
-    tmp_path: Path,
-) -> None:
-    history = opened(tmp_path)
+def test_a_push_by_itself_is_told_also_when_its_worker_has_ended() -> None:
     core = core_of(mode=Mode.ASP)
     effect = update("a", pusher="a")
-    assert history.pushes_of(core, effect) == [PushId(key("a"), 3)]
+    assert pushes_of(core, effect) == [PushId(key("a"), 3)]
 
     end = departure("a", base_clock=2, last_clock=5)
     core.install_record(
         record({"b": 0}, generation=2, departures=(end,), mode=Mode.ASP)
     )
-    assert history.pushes_of(core, effect) == [PushId(key("a"), 3)]
+    assert pushes_of(core, effect) == [PushId(key("a"), 3)]
 
 
 def test_records_are_the_same_on_both_sides(tmp_path: Path) -> None:
@@ -172,7 +169,7 @@ def test_fences_and_cuts(tmp_path: Path) -> None:
 def test_without_a_path_nothing_is_written() -> None:
     shard = ShardHistory.open("", shard_index=0, incarnation=1, settings=SETTINGS)
     shard.opened(PUSH, 3)
-    assert shard.pushes_of(core_of(), update("a")) == []
+    assert not shard.is_kept
     shard.applied(update("a"), [], ())
     shard.close()
     coordinator = CoordinatorHistory.open("", SETTINGS)

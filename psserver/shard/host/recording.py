@@ -1,0 +1,211 @@
+"""A recording: the file of one start of a shard, entry by entry.
+
+It begins with `MAGIC`. An entry is a head of 24 bytes, little endian: the length of its
+body, the XXH3-64 of its body, and the XXH3-64 of these 16 bytes. The body is the length
+of a line of JSON (4 bytes), the line, and the bytes that it tells of.
+
+Entries go straight to the operating system, and before anybody hears of what they say:
+what a shard has applied survives its SIGKILL. A power cut may take the end of the file.
+"""
+
+import json
+import logging
+import os
+import struct
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from psserver.config import ConfigurationError
+from pswire.checkpoint.errors import UNREADABLE
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MAGIC: Final = b"paramserver recording 1\n"
+SUFFIX: Final = ".recording"
+
+_HEAD: Final = struct.Struct("<QQQ")
+_CHECKED: Final = struct.Struct("<QQ")
+_LINE_LENGTH: Final = struct.Struct("<I")
+
+log = logging.getLogger("psserver.shard")
+
+
+class RecordingError(Exception):
+    """A file is no recording, or is damaged; the text says which, and where."""
+
+
+class RecordingFile:
+    """The recording of this process. Any thread may write.
+
+    Attributes:
+        path: Where it is.
+        is_open: Whether it still goes on.
+    """
+
+    def __init__(self, folder: Path, *, shard_index: int, incarnation: int) -> None:
+        """Makes the file, and the folder if it is not there.
+
+        Only its owner reads either: gradients tell of the data.
+
+        Raises:
+            ConfigurationError: It can't be made.
+        """
+        self.path = folder / f"shard-{shard_index}-{incarnation}{SUFFIX}"
+        self.is_open = True
+        self._lock = threading.Lock()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, flags, 0o600)
+        except OSError as error:
+            if self.path.exists():
+                raise ConfigurationError(
+                    f"{self.path} is there already, of another job perhaps: give "
+                    "--record a folder of this job alone"
+                ) from error
+            raise ConfigurationError(
+                f"no recording can be written to {folder}: {error.strerror}; give "
+                "--record another folder"
+            ) from error
+        with self._lock:
+            self._put(MAGIC)
+
+    def write(
+        self, kind: str, line: Mapping[str, object], data: "Sequence[Buffer]" = ()
+    ) -> None:
+        """Writes one entry.
+
+        A disk that is full ends the recording, with a word in the log, and not the
+        training.
+        """
+        text = json.dumps({"kind": kind, **line}, separators=(",", ":")).encode()
+        front = _LINE_LENGTH.pack(len(text)) + text
+        views = [memoryview(each).cast("B") for each in data]
+        digest = xxh3_64(front)
+        for view in views:
+            digest.update(view)
+        length = len(front) + sum(map(len, views))
+        checked = _CHECKED.pack(length, digest.intdigest())
+        head = _HEAD.pack(length, digest.intdigest(), xxh3_64_intdigest(checked))
+        with self._lock:
+            self._put(head + front, *views)
+
+    def close(self) -> None:
+        """Ends the file; what is written later is lost."""
+        with self._lock:
+            self._end()
+
+    def _put(self, *pieces: "Buffer") -> None:
+        if not self.is_open:
+            return
+        try:
+            for piece in pieces:
+                left = memoryview(piece)
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
+        except OSError as error:
+            self._end()
+            log.error(
+                "the recording %s ends here, training goes on: %s", self.path, error
+            )
+
+    def _end(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            os.close(self._descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a recording.
+
+    Attributes:
+        number: From 1.
+        place: Byte of the file that it begins at.
+        kind: What it tells of.
+        line: What it says.
+        data: The bytes that it tells of.
+    """
+
+    number: int
+    place: int
+    kind: str
+    line: Mapping[str, Any]
+    data: memoryview
+
+
+class RecordingReader:
+    """Reads a recording from its beginning, which may still be written.
+
+    Attributes:
+        path: The file.
+        cut_text: Where an entry begins whose end lacks, in words; empty if none does.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cut_text = ""
+
+    def entries(self) -> Iterator[Entry]:
+        """All whole entries, in order.
+
+        Raises:
+            RecordingError: The file is no recording, or an entry is damaged.
+            OSError: It can't be read.
+        """
+        with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            magic = file.read(len(MAGIC))
+            if not MAGIC.startswith(magic):
+                raise RecordingError(
+                    f"{self.path} is no recording of this release: name the files or "
+                    "the folder that psserver --record has written"
+                )
+            number, place = 1, len(MAGIC)
+            while place < size:
+                entry = self._entry(file, number, place, size)
+                if entry is None:
+                    self.cut_text = f"inside entry {number}, at byte {place}"
+                    return
+                yield entry
+                number, place = number + 1, file.tell()
+
+    def damaged(self, number: int, place: int, what: str) -> RecordingError:
+        """An error that names an entry."""
+        return RecordingError(
+            f"{self.path}: entry {number}, at byte {place}, is damaged: {what}. What "
+            "was applied before it can be replayed, with --until"
+        )
+
+    def _entry(
+        self, file: BufferedReader, number: int, place: int, size: int
+    ) -> Entry | None:
+        """The next entry; None where the file ends inside it."""
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            return None
+        length, digest, head_digest = _HEAD.unpack(head)
+        if xxh3_64_intdigest(head[: _CHECKED.size]) != head_digest:
+            raise self.damaged(number, place, "its head is not as it was written")
+        if length > size - place - _HEAD.size:
+            return None
+        body = memoryview(bytearray(length))
+        if file.readinto(body) < length:
+            return None
+        if xxh3_64_intdigest(body) != digest:
+            raise self.damaged(number, place, "its bytes are not as they were written")
+        try:
+            (line_length,) = _LINE_LENGTH.unpack_from(body)
+            start = _LINE_LENGTH.size
+            line = json.loads(bytes(body[start : start + line_length]))
+            kind = line.pop("kind")
+        except (struct.error, *UNREADABLE) as error:
+            raise self.damaged(number, place, "no release writes it so") from error
+        return Entry(number, place, kind, line, body[start + line_length :])

@@ -1,0 +1,148 @@
+"""What a recording says of updates comes back as it was, in every field."""
+
+from dataclasses import fields
+
+import numpy as np
+import torch
+
+from psserver.shard.core.effects import ApplyChunk, BufferAverage, StagedContribution
+from psserver.shard.host.recorded_effects import (
+    dump_tensors,
+    dump_update,
+    load_tensors,
+    load_update,
+)
+from psserver.shard.tensors.compressed_gradients import CompressedPayload
+from psserver.shard.tensors.contribution import SparsePayload
+from pswire.aggregation import Aggregation, BadGradientPolicy
+from pswire.encodings.known import ENCODINGS
+from pswire.job_settings import JobSettings
+from pswire.job_terms_codec import dump_settings, load_settings
+from pswire.membership import LossPolicy, Mode, StepAtomicity
+from pswire.placement import Chunk, Slice
+from pswire.schema import ElementType
+from pswire.slice_rows import SliceRows
+from tests.doubles.core_values import key
+
+PIECES = (Slice(0, 0, 6), Slice(1, 0, 3), Slice(2, 4, 8))
+CHUNK = Chunk(
+    index=7,
+    shard_index=0,
+    vector_start=0,
+    element_type=ElementType.FLOAT32,
+    slices=PIECES,
+)
+ROW_LENGTHS = (2, 3, 2)
+
+
+def part(payload: object, name: str = "a") -> StagedContribution:
+    return StagedContribution(
+        worker_id=name,
+        weight=0.1,
+        presence=(True, False, True),
+        payload=payload,
+        loss_scale=1024.0,
+        factor=1 / 3,
+        value_entries=frozenset({2}),
+        is_source=True,
+    )
+
+
+def update(*parts: StagedContribution) -> ApplyChunk:
+    return ApplyChunk(
+        clock=9,
+        chunk_index=7,
+        optimizer='a"/é',
+        contributions=parts,
+        total_weight=0.30000000000000004,
+        hyperparameters=((1e-3, float("inf")), (5e-324,)),
+        spec_digest="d",
+        pusher=key("a/2"),
+        staleness=3,
+        average=BufferAverage(frozenset({2, 1}), 4),
+        gradient_scale=0.1,
+    )
+
+
+def round_trip(effect: ApplyChunk) -> ApplyChunk:
+    line, pieces = dump_update(effect)
+    data = memoryview(b"".join(bytes(each) for each in pieces) + b"rest")
+    read, rest = load_update(line, data, CHUNK, ROW_LENGTHS)
+    assert bytes(rest) == b"rest"
+    return read
+
+
+def test_every_field_of_an_update_comes_back() -> None:
+    raw = memoryview(b"0123" * 10)
+    encoded = CompressedPayload(
+        data=memoryview(b"abc"),
+        encoding=ENCODINGS["int8"],
+        parameter_count=6,
+        buffer_bytes=1,
+        element_type=ElementType.FLOAT32,
+        chunk_bytes=52,
+    )
+    effect = update(part(raw), part(encoded, "b"))
+
+    assert round_trip(effect) == effect
+    defaults = StagedContribution(
+        worker_id="a", weight=1.0, presence=(True,) * 3, payload=raw
+    )
+    for each in fields(StagedContribution):
+        if each.name not in ("worker_id", "payload"):
+            # Else the comparison above says nothing of it.
+            assert getattr(part(raw), each.name) != getattr(defaults, each.name)
+
+
+def test_rows_come_back() -> None:
+    rows = SliceRows(PIECES[0], 2, np.array([0, 2], np.int64))
+    payload = SparsePayload(memoryview(b"x" * 32), (rows, None, None), 52)
+
+    (read,) = round_trip(update(part(payload))).contributions
+
+    assert isinstance(read.payload, SparsePayload)
+    assert (read.payload.data, read.payload.chunk_bytes) == (payload.data, 52)
+    first, *others = read.payload.rows
+    assert first is not None
+    assert first.rows.tolist() == [0, 2]
+    assert others == [None, None]
+
+
+def test_tensors_come_back() -> None:
+    tensors = {
+        "number": torch.tensor(3.0),
+        "none": torch.empty(0),
+        "half": torch.arange(6).bfloat16().reshape(2, 3),
+        "bits": torch.tensor([True, False]),
+    }
+    rows, pieces = dump_tensors(tensors)
+
+    read = load_tensors(rows, memoryview(b"".join(map(bytes, pieces))))
+
+    assert list(read) == list(tensors)
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype
+        assert torch.equal(read[name], tensor)
+
+
+def test_every_setting_of_a_job_comes_back() -> None:
+    settings = JobSettings(
+        job_id="j",
+        shard_count=3,
+        mode=Mode.SSP,
+        staleness_bound=4,
+        workers_min=5,
+        lease_ttl_ms=6,
+        worker_loss_policy=LossPolicy.WAIT,
+        step_atomicity=StepAtomicity.CLOCK,
+        backup_worker_count=7,
+        is_staleness_scaled=True,
+        delay_compensation=0.04,
+        chunk_bytes=8,
+        aggregation=Aggregation.parse("krum:f=2"),
+        gradient_norm_max=9.5,
+        bad_gradient_policy=BadGradientPolicy.CLIP,
+    )
+    for each in fields(JobSettings):
+        assert getattr(settings, each.name) != each.default
+    assert load_settings(dump_settings(settings)) == settings
