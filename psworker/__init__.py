@@ -63,7 +63,11 @@ if TYPE_CHECKING:
     from psworker.optim.privacy import DifferentialPrivacy
     from psworker.optim.push_result import PushResult
     from psworker.snapshots.snapshot import Snapshot, SnapshotReader
+    from psworker.strategies.delayed_nesterov import AsyncLocalSGD
     from psworker.strategies.diloco import DiLoCo, StreamingDiLoCo
+    from psworker.strategies.downpour import Downpour
+    from psworker.strategies.elastic import EASGD, AsynchronousEASGD
+    from psworker.strategies.fedavg import FedAvg, FedProx
     from psworker.strategies.local_steps import (
         LocalSteps,
         ModelAveraging,
@@ -75,6 +79,9 @@ if TYPE_CHECKING:
     from psworker.tensors.compression import Compression
 
 __all__ = [
+    "EASGD",
+    "AsyncLocalSGD",
+    "AsynchronousEASGD",
     "AuthenticationError",
     "ClosedError",
     "Compression",
@@ -86,7 +93,10 @@ __all__ = [
     "DelayedNesterov",
     "DiLoCo",
     "DifferentialPrivacy",
+    "Downpour",
     "EvictedError",
+    "FedAvg",
+    "FedProx",
     "Growing",
     "HyperparameterError",
     "JobEndedError",
@@ -129,6 +139,12 @@ __all__ = [
 ]
 
 _MODULES = {
+    "FedProx": "strategies.fedavg",
+    "FedAvg": "strategies.fedavg",
+    "EASGD": "strategies.elastic",
+    "Downpour": "strategies.downpour",
+    "AsynchronousEASGD": "strategies.elastic",
+    "AsyncLocalSGD": "strategies.delayed_nesterov",
     "Compression": "tensors.compression",
     "Connection": "connection",
     "LocalConnection": "connection",

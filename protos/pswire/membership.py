@@ -418,6 +418,19 @@ class Record:
     def is_start(self) -> bool:
         return self.kind is FenceKind.START
 
+    def ranks_at(self, clock: int) -> tuple[int, ...]:
+        """Ranks of the workers that take part in a clock, in their order.
+
+        Where clocks are waited for, it is the same in all records that a worker may
+        have while the clock is open: without those that join at a later one, and with
+        those whose last one is not over.
+        """
+        if not self.mode.rules.is_clocked:
+            return tuple(each.rank for each in self.members)
+        staying = {each.rank for each in self.members if each.base_clock < clock}
+        going = {e.member.rank for e in self.departures if e.last_clock >= clock}
+        return tuple(sorted(staying | going))
+
     @property
     def longest(self) -> Member | None:
         """The longest member; None without any."""

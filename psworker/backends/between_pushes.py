@@ -1,11 +1,14 @@
 """What a worker that takes local steps asks of what trains it, between two pushes."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from psworker.data.pending import PendingData
 from psworker.member.session import Session
 from psworker.steps.stepper import Stepper
 from psworker.transport.values import DrawnData
+
+if TYPE_CHECKING:
+    from pswire.membership import Record
 
 
 class BetweenPushes(Protocol):
@@ -16,9 +19,11 @@ class BetweenPushes(Protocol):
         """How often the worker was evicted and has joined again."""
         ...
 
-    @property
-    def position(self) -> int:
-        """The worker's place among the members by rank, from 0 without a gap."""
+    def place_at(self, clock: int) -> tuple[int, int]:
+        """The worker's place among those that take part in a clock, and their number.
+
+        By rank, from 0 without a gap.
+        """
         ...
 
     def refuse_out(self) -> None:
@@ -76,17 +81,23 @@ class JobBetweenPushes:
         self._stepper = stepper
         self._session = session
         self._pending = pending
+        self._placed_for: tuple[Record | None, int] = (None, 0)
+        self._place = (0, 1)
 
     @property
     def rejoin_count(self) -> int:
         """How often the worker was evicted and has joined again."""
         return self._stepper.rejoin_count
 
-    @property
-    def position(self) -> int:
-        """The worker's place among the members of the newest record."""
-        record, rank = self._session.membership.record, self._stepper.member.rank
-        return sum(each.rank < rank for each in record.members) if record else 0
+    def place_at(self, clock: int) -> tuple[int, int]:
+        """By the newest record."""
+        record = self._session.membership.record
+        if (record, clock) != self._placed_for:
+            rank = self._stepper.member.rank
+            ranks = record.ranks_at(clock) if record else ()
+            place = sum(each < rank for each in ranks)
+            self._placed_for, self._place = (record, clock), (place, max(1, len(ranks)))
+        return self._place
 
     def refuse_out(self) -> None:
         """Checks that the connection is open."""
@@ -95,7 +106,12 @@ class JobBetweenPushes:
     def arrive(self) -> bool:
         """Has the script set back if the job has returned to a checkpoint, first."""
         self._session.rewinds.end()
-        return self._stepper.catch_up()
+        has_moved = self._stepper.catch_up()
+        record = self._session.membership.record
+        if record is None or record.mode.rules.is_clocked:
+            return has_moved
+        self._stepper.pull()  # no clock has told it of what others pushed
+        return True
 
     def pull(self) -> None:
         """Pulls the newest values."""

@@ -212,7 +212,6 @@ class StepCount:
 
     Attributes:
         rejoin_count: 0, since it can't be evicted.
-        position: 0, since it is alone.
         takes_drawn: Whether a step takes what was drawn: not where local steps do.
         is_closed: Whether further steps are refused.
         clip_grad_norm: Norm that gradients are clipped to, `None` for no clipping.
@@ -221,7 +220,6 @@ class StepCount:
     """
 
     rejoin_count = 0
-    position = 0
     takes_drawn = True
 
     def __init__(self, mode: str) -> None:
@@ -245,6 +243,10 @@ class StepCount:
         refuse_closed(is_closed=self.is_closed)
 
     refuse_out = refuse_closed
+
+    def place_at(self, clock: int) -> tuple[int, int]:
+        """It is alone."""
+        return 0, 1
 
     def arrive(self) -> bool:
         """Does nothing: nobody has trained before."""

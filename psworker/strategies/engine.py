@@ -140,9 +140,8 @@ class Engine:
                     partial(self._after_step, is_first=not position)
                 ),
             )
-        if self._has_turns:
-            for model in self.models:
-                model.register_forward_pre_hook(self._before_forward)
+        for model in self.models:
+            model.register_forward_pre_hook(self._before_forward)
 
     @property
     def replaced(self) -> Mapping[int, Any]:
@@ -255,10 +254,14 @@ class Engine:
             self._is_new = False
 
     def _before_forward(self, model: nn.Module, _: object) -> None:
-        """A model is called to train, with data that is not of the job."""
-        if not self._takes_part and model.training and torch.is_grad_enabled():
+        """A model is called to train: with the newest values, in a round of its own."""
+        is_ready = not self._is_new and (self._takes_part or not self._has_turns)
+        if is_ready or self._is_closed or not model.training:
+            return
+        if torch.is_grad_enabled():
             self._worker.refuse_out()
             self._go_on()
+            self._begin()
             self.before_draw()
 
     def _before_step(
@@ -340,8 +343,8 @@ class Engine:
     # Pushes
 
     def _turn(self) -> Turn:
-        place = self._backend.place
-        return Turn(place.clock + 1, self._worker.position, place.worker_count)
+        clock = self._backend.place.clock + 1
+        return Turn(clock, *self._worker.place_at(clock))
 
     def _progress(self) -> Progress:
         rounds, place = self._rounds, self._backend.place
@@ -354,7 +357,7 @@ class Engine:
             push_count=rounds.push_count,
             clock=place.clock + 1,
             rank=place.rank or 0,
-            worker_count=place.worker_count,
+            worker_count=self._worker.place_at(place.clock + 1)[1],
             compute_s=self._timing.compute_s,
             exchange_s=self._timing.exchange_s,
         )

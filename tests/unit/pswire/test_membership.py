@@ -1,8 +1,11 @@
 """What a mode means, who is the longest member, what a record says of members."""
 
+from dataclasses import replace
+
 import pytest
 
 from pswire.membership import (
+    Departure,
     FenceKind,
     Member,
     Mode,
@@ -47,6 +50,22 @@ def test_the_longest_member_comes_first_then_the_lowest_id(
 def test_a_record_without_members_has_no_longest() -> None:
     assert record().longest is None
     assert not record().has_longest(WorkerKey("w0", 1))
+
+
+def test_who_takes_part_in_a_clock_is_the_same_before_and_after_a_record() -> None:
+    stays, joins, goes = (
+        replace(member(name, base), rank=rank)
+        for rank, (name, base) in enumerate([("a", 0), ("b", 7), ("c", 0)])
+    )
+    before = record(stays, goes)
+    after = replace(
+        record(stays, joins),
+        departures=(Departure(member=goes, last_clock=5, evicted=False),),
+    )
+    assert before.ranks_at(5) == after.ranks_at(5) == (0, 2)
+    assert after.ranks_at(6) == after.ranks_at(7) == (0,)
+    assert after.ranks_at(8) == (0, 1)
+    assert replace(after, mode=Mode.ASP).ranks_at(5) == (0, 1)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
