@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
 from pswire.limits import (
     DIMENSION_COUNT_MAX,
@@ -126,6 +127,11 @@ class SchemaEntry:
             int(self.kind),
             list(self.tied_names),
         )
+
+
+INNER_STATE_MODEL: Final = "inner state"
+"""The model of a job whose buffers are state of the workers' own optimizers. Snapshots
+leave it out, and no script can name one so by keyword."""
 
 
 @dataclass(frozen=True, slots=True)

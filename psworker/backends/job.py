@@ -208,6 +208,7 @@ class Job:
         return prepared.follow_schedulers(
             is_late=stepper.member.base_clock > 0,
             new_epoch=stepper.new_epochs.get(self._session.script_state.loader, 0),
+            local=options.local_training.optimizers if options.local_training else (),
         )
 
     def _go_on(self, optimizer: str) -> None:
@@ -358,7 +359,7 @@ class Job:
         self._pending.watch(
             lambda: looked.differ_from(trained),
             parameters=trained,
-            optimizer_count=local.optimizer_count if local else len(given.optimizers),
+            optimizer_count=len(local.optimizers if local else given.optimizers),
         )
         sending = (
             DuringBackward(self._loop, self._session, tensors, store)

@@ -190,7 +190,7 @@ class Local:
             self._steps.watch(
                 local_training.models,
                 local_training.parameters,
-                optimizer_count=local_training.optimizer_count,
+                optimizer_count=len(local_training.optimizers),
             )
             return
         held = [each for each in self._prepared if isinstance(each, Optimizer)]

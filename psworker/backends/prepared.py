@@ -1,6 +1,6 @@
 """What `prepare` makes for a job, and for one that replaces optimizers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,16 +69,27 @@ class PreparedObjects:
         given.states.clear()  # the shards have it
         point_schedulers(given.schedulers, self._by_id(given.optimizers))
 
-    def follow_schedulers(self, *, is_late: bool, new_epoch: int = 0) -> dict[int, Any]:
+    def follow_schedulers(
+        self,
+        *,
+        is_late: bool,
+        new_epoch: int = 0,
+        local: Sequence[Optimizer] = (),
+    ) -> dict[int, Any]:
         """Sends the schedulers' steps with every push; returns all replacements.
 
         Args:
             is_late: Whether the job has trained already: they catch up with its.
             new_epoch: The one that the job comes to next; 0 if it is in the middle of
                 one.
+            local: Optimizers that step between the pushes of the job's: schedulers are
+                theirs, and their steps go with the first of the job's.
         """
+        schedulers = self.given.schedulers
         for each in self.optimizers.values():
-            each.follow(self.given.schedulers, is_late=is_late, new_epoch=new_epoch)
+            each.follow(schedulers, is_late=is_late, new_epoch=new_epoch, local=local)
+            if local:
+                break
         return self.loaders | self._by_id(self.given.optimizers)
 
     def rewind(self, rewind: Rewind) -> Iterator[str]:

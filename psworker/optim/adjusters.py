@@ -22,23 +22,32 @@ from psworker.optim.push_result import PushResult
 
 
 class Schedules:
-    """The schedulers that `prepare` was given for one optimizer, in its order."""
+    """The schedulers that `prepare` was given for optimizers, in its order."""
 
-    def __init__(self, schedulers: Iterable[LRScheduler], optimizer: Optimizer) -> None:
-        """Finds those of an optimizer among all that `prepare` was given."""
-        self._optimizer = optimizer
+    def __init__(
+        self, schedulers: Iterable[LRScheduler], *optimizers: Optimizer
+    ) -> None:
+        """Finds those of some optimizers among all that `prepare` was given."""
+        self._optimizers = optimizers
         self._schedulers = [
             each
             for each in schedulers
-            if any(getattr(own, "optimizer", None) is optimizer for own in parts(each))
+            if any(
+                getattr(own, "optimizer", None) is optimizer
+                for own in parts(each)
+                for optimizer in optimizers
+            )
         ]
         # As they are given, to begin with again.
         self._first_states = [
             copy.deepcopy(each.state_dict()) for each in self._schedulers
         ]
         self._first_groups = [
-            {name: _copied(group[name]) for name in self._scheduled}
-            for group in optimizer.param_groups
+            [
+                {name: _copied(group[name]) for name in self._scheduled(optimizer)}
+                for group in optimizer.param_groups
+            ]
+            for optimizer in optimizers
         ]
         # By epoch, the steps taken when the script came to it, and how many of them
         # after the last batch of the one before. Of the first one, in whose middle this
@@ -56,13 +65,12 @@ class Schedules:
         """Steps that each has taken."""
         return tuple(_steps_of(each) for each in self._schedulers)
 
-    @property
-    def _scheduled(self) -> list[str]:
+    def _scheduled(self, optimizer: Optimizer) -> list[str]:
         """Hyperparameters that they set."""
         own = [part for each in self._schedulers for part in parts(each)]
         cycled = any(getattr(part, "cycle_momentum", False) for part in own)
         names = ("lr", "momentum", "betas") if cycled else ("lr",)
-        return [name for name in names if name in self._optimizer.defaults]
+        return [name for name in names if name in optimizer.defaults]
 
     @property
     def follows_metric(self) -> bool:
@@ -95,10 +103,10 @@ class Schedules:
         for each, state in zip(self._schedulers, self._first_states, strict=True):
             if not isinstance(each, ReduceLROnPlateau):
                 each.load_state_dict(copy.deepcopy(state))
-        groups = zip(self._optimizer.param_groups, self._first_groups, strict=False)
-        for group, first in groups:
-            for name, value in first.items():
-                set_hyperparameter(group, name, value)
+        for optimizer, firsts in zip(self._optimizers, self._first_groups, strict=True):
+            for group, first in zip(optimizer.param_groups, firsts, strict=False):
+                for name, value in first.items():
+                    set_hyperparameter(group, name, value)
         self._drawn_at = self.steps
 
     def draw(self, epoch: int) -> None:

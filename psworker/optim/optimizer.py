@@ -158,6 +158,7 @@ class PreparedOptimizer(Optimizer):
         self.schedules = Schedules((), inner)
         self.before_step: Callable[[], None] = lambda: None
         self._is_late = False
+        self._counts_rounds = False  # schedulers take steps between pushes
         self.loss_scales = LossScales()
         self.name = spec.name
         # Of every parameter that it has had what its state was made for.
@@ -280,7 +281,12 @@ class PreparedOptimizer(Optimizer):
             self._catch_up(before, settings.scheduler_steps, settings)
 
     def follow(
-        self, schedulers: Iterable[LRScheduler], *, is_late: bool, new_epoch: int = 0
+        self,
+        schedulers: Iterable[LRScheduler],
+        *,
+        is_late: bool,
+        new_epoch: int = 0,
+        local: Sequence[Optimizer] = (),
     ) -> None:
         """Sends with every push how many steps its schedulers have taken.
 
@@ -290,11 +296,15 @@ class PreparedOptimizer(Optimizer):
             schedulers: All that `prepare` was given.
             is_late: Whether the job has trained already.
             new_epoch: The one that it comes to next; 0 if it is in the middle of one.
+            local: Optimizers that step between pushes of this one, and have the
+                schedulers.
         """
-        self.schedules = Schedules(schedulers, self)
+        self._counts_rounds = bool(local)
+        self.schedules = Schedules(schedulers, *(local or (self,)))
         if not (is_late and self.schedules.steps):
             return
-        setattr(self, _STEP_WAS_CALLED, True)  # by the job, before this worker joined
+        for each in (self, *local):  # by the job, before this worker joined
+            setattr(each, _STEP_WAS_CALLED, True)
         before = self.schedules.steps
         taken = self._catch_up_with_job(before)
         self.schedules.await_script(before, taken, new_epoch)
@@ -314,14 +324,18 @@ class PreparedOptimizer(Optimizer):
     def _catch_up_with_job(self, before: tuple[int, ...]) -> tuple[int, ...]:
         """Has schedulers take the steps that the job's will have at its next push.
 
-        This worker's own next push may be the one whose settings count.
+        This worker's own next push may be the one whose settings count. Where
+        schedulers take further steps before that, those that it had at its last.
 
         Returns:
             How many these are.
         """
         settings = self._steps.settings_used(self.name)
-        self._catch_up(before, settings.next_scheduler_steps, settings)
-        return settings.next_scheduler_steps
+        taken = settings.next_scheduler_steps
+        if self._counts_rounds:
+            taken = settings.scheduler_steps
+        self._catch_up(before, taken, settings)
+        return taken
 
     def _catch_up(
         self,

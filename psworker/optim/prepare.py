@@ -46,12 +46,12 @@ class LocalTraining(Protocol):
     Attributes:
         models: What the script trains, in the place of what the job does.
         parameters: What its optimizers have of these.
-        optimizer_count: How many these are.
+        optimizers: These optimizers.
     """
 
     models: Sequence[nn.Module]
     parameters: Sequence[torch.Tensor]
-    optimizer_count: int
+    optimizers: Sequence[Optimizer]
 
     def start_over(self) -> None:
         """The worker has joined anew: its models begin with the job's values."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from pswire.frames import ChunkFrame
 from pswire.reasons import ErrorReason, Refusal
+from pswire.schema import INNER_STATE_MODEL
 from psworker import event_loop
 from psworker.config import (
     TIMEOUT_S,
@@ -566,6 +567,8 @@ def states_of(
     """Values in schema order by their models and names, tied ones under each."""
     states: dict[str, OrderedDict[str, torch.Tensor]] = {}
     for entry, tensor in zip(schema.entries, tensors, strict=True):
+        if entry.model == INNER_STATE_MODEL:
+            continue
         state = states.setdefault(entry.model, OrderedDict())
         for name in (entry.name, *entry.tied_names):
             state[name] = tensor

@@ -8,6 +8,7 @@ optimizer has, are the same in both, as in a job without local steps.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape
 
 import torch
 from torch import nn
@@ -54,6 +55,7 @@ class Anchors:
 
     Attributes:
         models: The twins, by `id()` of the user's model.
+        policies: What becomes of buffers, by their entries.
         fragments: What inner optimizers have, in as many parts as asked for.
     """
 
@@ -81,7 +83,7 @@ class Anchors:
             UnsupportedError: A tensor can't be sent.
         """
         own = bind_models(models)
-        policies = choose_policies(own, buffers)
+        self.policies = policies = choose_policies(own, buffers)
         refuse_shared_memory(own.schema.entries, own.tensors, policies)
         warn_of_extra_state(own.models)
         made: dict[int, nn.Module] = {}
@@ -93,7 +95,7 @@ class Anchors:
         self._anchor = anchor = bind_models(twins).tensors
         indexes = own.index_of_tensors()
         held = set(_held_indexes(optimizers, indexes))
-        entries = own.schema.entries
+        self._entries = entries = own.schema.entries
         held -= {i for i in held if entries[i].kind is not EntryKind.PARAMETER}
         ordered = sorted(held)
         names = [f"{entries[i].model} {entries[i].name}" for i in ordered]
@@ -111,6 +113,20 @@ class Anchors:
         frozen = set(range(len(anchor))).difference(held, policies)
         self._declared = DeclaredTensors(own, policies, frozen)
         self._versions: dict[int, int] = {}  # of frozen parameters, by index
+
+    def buffer_choice(self, *, has_several: bool) -> dict[str, str]:
+        """The policies by name, for twins have no batch norm that shows them.
+
+        Args:
+            has_several: Whether the job has several models, which are named then.
+        """
+        return {
+            escape(f"{entry.model}.{entry.name}" if has_several else entry.name): each
+            for entry, each in (
+                (self._entries[index], policy.value)
+                for index, policy in self.policies.items()
+            )
+        }
 
     @property
     def parameters(self) -> list[torch.Tensor]:

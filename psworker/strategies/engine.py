@@ -15,13 +15,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from pswire.activity import Activity
+from pswire.schema import INNER_STATE_MODEL
 from psworker.backends.backend import GROUP_STRATEGY_TEXT, Backend
 from psworker.backends.local import LOCAL_MODE
 from psworker.errors import ConfigurationError, PsError, UnsupportedError
+from psworker.optim.buffer_policies import warn_of_defaults
 from psworker.optim.checks import check_objects
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.prepare import KINDS, PrepareOptions
@@ -29,6 +32,7 @@ from psworker.optim.published import Published
 from psworker.optim.step_contents import RoundPush
 from psworker.optim.wrappers import data_parallel_in
 from psworker.strategies.anchors import Anchors
+from psworker.strategies.inner_state import InnerStates
 from psworker.strategies.pace import Timing
 from psworker.strategies.rounds import Progress, Rounds, fragment_in_turn
 from psworker.strategies.sender import Sender
@@ -99,6 +103,12 @@ class Engine:
             fragment_order=strategy.fragment_order,
             buffers=options.buffers,
         )
+        self._inner = InnerStates(strategy.inner_state, tuple(optimizers.values()))
+        if self._inner.model is not None and strategy.taken_after:
+            raise UnsupportedError(
+                'inner_state="average" would put back what steps beside the push have '
+                "changed: leave it out, or take what comes back at once, taken_after=0"
+            )
         self._rounds = Rounds(strategy.fragment_count, strategy.taken_after)
         self._sender = Sender()
         self._is_new = False  # no local step was taken since the worker has joined
@@ -118,11 +128,15 @@ class Engine:
         self._shown_round: int | None = None
         self.models: Sequence[nn.Module] = tuple(models.values())
         self.parameters: Sequence[torch.Tensor] = self._anchors.parameters
-        self.optimizer_count = len(optimizers)
+        self.optimizers: Sequence[Optimizer] = tuple(optimizers.values())
         outers = [strategy.outer(each.anchor) for each in self._anchors.fragments]
+        twins = self._twins_of(call, outers)
         replaced = backend.join(
-            self._twins_of(call, outers), replace(options, local_training=self)
+            twins,
+            replace(options, local_training=self, buffers=self._buffer_choice(twins)),
         )
+        if options.buffers is None and backend.place.rank == 0:  # once in a job
+            warn_of_defaults(self._anchors.policies)
         self._loaders = {
             id(each): replaced[id(each)]
             for each in call.objects
@@ -151,7 +165,9 @@ class Engine:
     def _twins_of(self, call: NamedObjects, outers: list[Optimizer]) -> NamedObjects:
         """What the job is to train, in the place of the script's objects."""
         given = call.replaced(self._anchors.models)
-        given = given.without(lambda each: not isinstance(each, nn.Module | DataLoader))
+        given = given.without(
+            lambda each: not isinstance(each, nn.Module | DataLoader | LRScheduler)
+        )
         names = [OUTER_NAME]
         if len(outers) > 1:
             names = [f"{OUTER_NAME}.{number}" for number in range(len(outers))]
@@ -160,7 +176,18 @@ class Engine:
                 f"{taken.pop()!r} is the name of the outer optimizer of a strategy: "
                 "give prepare() the object under another name"
             )
-        return NamedObjects((*given.objects, *outers), (*given.names, *names))
+        objects = (*given.objects, *outers)
+        if self._inner.model is not None:
+            objects, names = (*objects, self._inner.model), [*names, INNER_STATE_MODEL]
+        return NamedObjects(objects, (*given.names, *names))
+
+    def _buffer_choice(self, twins: NamedObjects) -> dict[str, str]:
+        """What becomes of the buffers of all models of the job, by their names."""
+        models = [each for each in twins.objects if isinstance(each, nn.Module)]
+        choice = self._anchors.buffer_choice(has_several=len(models) > 1)
+        if self._inner.model is not None:
+            choice[f"{INNER_STATE_MODEL}.*"] = "mean"
+        return choice
 
     # What the backend calls: an `optim.prepare.LocalTraining`
 
@@ -382,6 +409,7 @@ class Engine:
                 return
         with torch.no_grad():
             pushed = self._strategy.push(fragment.anchor, fragment.local, progress)
+            self._inner.send()
         fragment.set_gradients(pushed)
         self._anchors.send_followed()
         self._clock = progress.clock
@@ -468,6 +496,7 @@ class Engine:
         taken = self._anchors.fragments[fragment]
         with torch.no_grad():
             self._strategy.take(taken.local, taken.anchor)
+            self._inner.take(taken.local)
         self._anchors.take_followed()
 
     def _rejoined(self) -> bool:

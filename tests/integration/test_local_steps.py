@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
 from pswire.membership import Mode
+from psworker.strategies.strategy import InnerState
 from tests.integration.job import Job, connect, deviation, run_workers
 
 SAMPLE_COUNT = 60
@@ -385,3 +386,61 @@ def test_two_runs_in_step_end_with_the_same_bits(tmp_path: Path) -> None:
         found.append([values for _, values, _ in results.values()])
     for first, second in zip(*found, strict=True):
         assert deviation(first, second) == 0
+
+
+def test_inner_state_is_kept_reset_or_averaged_as_said(tmp_path: Path) -> None:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for kind in get_args(InnerState):
+
+        def work(
+            ps: psworker.Connection,
+            worker_id: str,
+            kind: InnerState = kind,
+        ) -> dict[str, Any]:
+            model = _model()
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            ps.prepare(
+                model, optimizer, strategy=psworker.LocalSteps(3, inner_state=kind)
+            )
+            for number in range(3):
+                _own_step(model, optimizer, worker_id, number)
+            state = optimizer.state_dict()["state"]
+            return state[0] if state else {}
+
+        with Job(tmp_path / kind, workers_min=2) as job:
+            found[kind] = list(_pair(job, work).values())
+            if kind == "average":
+                with psworker.SnapshotReader(job.address) as reader:
+                    snapshot = reader.latest()
+                assert snapshot.models == ("model",)
+                assert set(snapshot.state_dict()) == {"weight", "bias"}
+    assert found["reset"] == [{}, {}]
+    kept, averaged = found["keep"], found["average"]
+    assert deviation([kept[0]["exp_avg"]], [kept[1]["exp_avg"]]) > 0.01
+    for key in ("exp_avg", "exp_avg_sq"):
+        mean = (kept[0][key] + kept[1][key]) / 2
+        for each in averaged:
+            assert deviation([each[key]], [mean]) < 1e-6
+    assert averaged[0]["step"] == 3
+
+
+def test_a_joiner_has_the_rates_of_the_job(tmp_path: Path) -> None:
+    def prepared(ps: psworker.Connection) -> tuple[Any, Any, Any]:
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        strategy = psworker.LocalSteps(2)
+        objects: tuple[Any, Any, Any] = ps.prepare(
+            model, optimizer, scheduler, strategy=strategy
+        )
+        return objects
+
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model, optimizer, scheduler = prepared(ps)
+        for number in range(6):
+            _own_step(model, optimizer, "w0", number)
+            scheduler.step()
+        with connect(job, "w1") as late:
+            _, own, _ = prepared(late)
+            # The last push of the job was within its sixth step.
+            assert own.param_groups[0]["lr"] == 0.5**5
