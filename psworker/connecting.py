@@ -184,7 +184,8 @@ def _know(backend: Backend) -> None:
 
     def clock() -> int | None:
         here = made()
-        return here.place.clock if here is not None else None
+        # None before the first step: lines of other threads would say 0 for long.
+        return (here.place.clock or None) if here is not None else None
 
     know(id=worker_id, clock=clock)
 
