@@ -174,8 +174,8 @@ def _head(seen: Seen, width: int, unicode: bool, wrap_max: int | None) -> list[L
     document = seen.document
     assert document is not None, "there is nothing to show before"
     mode = document["mode"]
-    if document["staleness_bound"]:
-        mode = f"{mode}({document['staleness_bound']})"
+    if number := document["staleness_bound"] or document["quorum"]:
+        mode = f"{mode}({number})"
     clocks = [w["clock"] for w in document["workers"] if w["clock"] is not None]
     title = "  ".join(
         [

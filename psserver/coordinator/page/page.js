@@ -103,7 +103,8 @@ function showFigures(status) {
     ["Samples/s", measured(status.samples_per_s)],
     [metric === "loss" ? "Loss" : metric, measured(value)],
     ["Workers", whole(clocks.length), `at least ${status.job.workers_min}`],
-    ["Mode", status.mode, status.mode === "ssp" ? `${status.staleness_bound} clocks apart` : ""],
+    ["Mode", status.mode, status.staleness_bound ? `${status.staleness_bound} clocks apart`
+      : status.quorum ? `of ${status.quorum} and who comes in time` : ""],
     ["Training for", duration(status.elapsed_s === null ? null : status.elapsed_s * 1000)],
     ["Model", bytes(status.parameter_bytes), counted(status.tensor_count, "tensor")],
   ]);

@@ -71,6 +71,7 @@ def document(**changes: object) -> dict[str, Any]:
         "phase": "running",
         "mode": "ssp",
         "staleness_bound": 3,
+        "quorum": None,
         "elapsed_s": 3725.0,
         "diagnosis": {"cause": "straggler", "sentence": SENTENCE, "who": ["w7"]},
         "steps_per_s": 12.5,
@@ -117,6 +118,9 @@ def test_the_diagnosis_is_on_top_and_who_it_is_about_comes_first() -> None:
     lines = frame(seen(), Choice(), width=80, height=24)
     assert lines[0].text.startswith("job-1  running  ssp(3)  clock 120  1:02:05")
     assert lines[0].text.endswith("trainer:7070")
+    merging = seen(mode="quorum", staleness_bound=None, quorum=4)
+    head = frame(merging, Choice(), width=80, height=24)[0]
+    assert head.text.startswith("job-1  running  quorum(4)  clock 120")
     assert lines[1] == Line(SENTENCE, Style.NOTICE)
     title = next(i for i, line in enumerate(lines) if line.text.startswith("WORKER"))
     assert lines[title].style is Style.CHOSEN
