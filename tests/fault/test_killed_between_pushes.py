@@ -1,0 +1,76 @@
+"""Workers with local steps that die at drawn moments: in a round, and in its push."""
+
+import random
+from typing import Final
+
+import pytest
+import torch
+
+from tests.fault import strategy_training
+from tests.fault.conftest import SEED, MakeJob
+from tests.fault.epochs_training import SAMPLE_COUNT
+
+BSP: Final = ("--mode=bsp",)
+ASP: Final = ("--mode=asp",)
+WAYS: Final = {
+    "model-averaging": BSP,
+    "diloco": BSP,
+    "streaming-diloco": BSP,
+    "post-local-sgd": BSP,
+    "easgd": BSP,
+    "fedavg": BSP,
+    "fedprox": BSP,
+    "local-steps": ("--mode=ssp", "--staleness=2"),
+    "async-easgd": ASP,
+    "async-local-sgd": ASP,
+    "downpour": ASP,
+}
+POINTS: Final = {
+    "worker.chunk_sent": 60,
+    "worker.in_barrier": 20,
+    "worker.push_answered": 40,
+    "worker.step": 20,
+}
+"""Where a worker is killed, at most at so manieth passing."""
+
+OFTEN: Final = {"fedavg"}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=() if way in OFTEN else pytest.mark.repeat)
+        for way in WAYS
+    ],
+)
+def test_workers_that_die_in_a_round_or_its_push(way: str, make_job: MakeJob) -> None:
+    draw = random.Random(f"{SEED} {way}")
+    every = str(draw.randint(2, 4))
+    with make_job(*WAYS[way], script=strategy_training.__file__) as job:
+        points = {
+            name: f"{point}=kill@{draw.randint(1, POINTS[point])}"
+            for name, point in zip(
+                ("w1", "w2"), draw.sample(sorted(POINTS), 2), strict=True
+            )
+        }
+        for name in ("w0", "w1", "w2", "w3"):
+            job.start_worker(
+                name, failpoint=points.get(name, ""), STRATEGY=way, EVERY=every
+            )
+        for name in points:
+            job.expect_killed(name)
+        job.start_worker("w1-again", worker_id="w1", STRATEGY=way, EVERY=every)
+        job.wait_gone("w2")
+        job.wait_members("w0", "w1", "w3")
+        job.wait_steps("w0", 5)
+        job.kill_worker("w3")  # between two steps, or within one
+        job.wait_gone("w3")
+        job.wait_steps("w0", 5)
+
+    assert all(torch.isfinite(each).all() for each in job.values)
+    epochs = {each["epoch"]: each for each in job.workers["w0"].events("epoch")}
+    assert epochs
+    for counts in epochs.values():
+        assert counts["seen_again"] == counts["skipped"] == counts["never"] == 0
+        behind_steps = counts["seen_once"] + counts["torn"] + counts["dropped"]
+        assert behind_steps == SAMPLE_COUNT
