@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from psworker.optim.privacy import DifferentialPrivacy
     from psworker.optim.push_result import PushResult
     from psworker.snapshots.snapshot import Snapshot, SnapshotReader
+    from psworker.strategies.decoupled import DecoupledDiLoCo
     from psworker.strategies.delayed_nesterov import AsyncLocalSGD
     from psworker.strategies.diloco import DiLoCo, StreamingDiLoCo
     from psworker.strategies.downpour import Downpour
@@ -90,6 +91,7 @@ __all__ = [
     "Connection",
     "CorruptionError",
     "DataOrderError",
+    "DecoupledDiLoCo",
     "DelayedNesterov",
     "DiLoCo",
     "DifferentialPrivacy",
@@ -150,6 +152,7 @@ _MODULES = {
     "LocalConnection": "connection",
     "connect": "connecting",
     "DifferentialPrivacy": "optim.privacy",
+    "DecoupledDiLoCo": "strategies.decoupled",
     "DiLoCo": "strategies.diloco",
     "Growing": "strategies.pace",
     "LocalSteps": "strategies.local_steps",

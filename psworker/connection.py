@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pswire.checkpoint.registered_state import NotStorableError
+from pswire.limits import NUMBER_MAX
 from psworker.backends.backend import Backend
 from psworker.backends.local import Local
 from psworker.data import LeasedLoader, Split
@@ -330,6 +331,33 @@ class Connection:
         """
         self._refuse_closed()
         self._backend.work.log(values)
+
+    @at_entrance
+    def note_tokens(self, count: int) -> None:
+        """Notes tokens of the batch that is trained, before the step that ends it.
+
+        A strategy may weigh what a worker pushes by them: see `DecoupledDiLoCo`. Where
+        none are noted, samples stand for them. Nothing is sent.
+
+        Args:
+            count: How many more, 0 or above.
+
+        Raises:
+            ConfigurationError: The count is none, or there is no strategy.
+            ClosedError: The connection is closed.
+        """
+        self._refuse_closed()
+        if self._engine is None:
+            raise ConfigurationError(
+                "note_tokens() is for a strategy that weighs by tokens: give prepare() "
+                "one first, such as strategy=psworker.DecoupledDiLoCo()"
+            )
+        if not isinstance(count, int) or not 0 <= count <= NUMBER_MAX:
+            raise ConfigurationError(
+                f"note_tokens({count!r}) got no number of tokens: give a whole number "
+                "from 0 on"
+            )
+        self._engine.note_tokens(count)
 
     @at_entrance
     def record_split(self, name: str, split: Split) -> Split:

@@ -26,6 +26,11 @@ class BetweenPushes(Protocol):
         """
         ...
 
+    @property
+    def may_miss(self) -> bool:
+        """Whether a clock may close without this worker, so that its push is missed."""
+        ...
+
     def refuse_out(self) -> None:
         """Checks that the worker is in the job, as far as it knows.
 
@@ -98,6 +103,15 @@ class JobBetweenPushes:
             place = sum(each < rank for each in ranks)
             self._placed_for, self._place = (record, clock), (place, max(1, len(ranks)))
         return self._place
+
+    @property
+    def may_miss(self) -> bool:
+        """Whether the clocks of the newest record close without who is late."""
+        record, settings = self._session.membership.record, self._session.settings
+        rules = record.mode.rules if record else settings.mode.rules
+        return rules.has_quorum or (
+            rules.is_clocked and settings.backup_worker_count > 0
+        )
 
     def refuse_out(self) -> None:
         """Checks that the connection is open."""

@@ -212,6 +212,7 @@ class StepCount:
 
     Attributes:
         rejoin_count: 0, since it can't be evicted.
+        may_miss: Not, since it is alone.
         takes_drawn: Whether a step takes what was drawn: not where local steps do.
         is_closed: Whether further steps are refused.
         clip_grad_norm: Norm that gradients are clipped to, `None` for no clipping.
@@ -220,6 +221,7 @@ class StepCount:
     """
 
     rejoin_count = 0
+    may_miss = False
     takes_drawn = True
 
     def __init__(self, mode: str) -> None:

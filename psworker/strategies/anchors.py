@@ -113,6 +113,7 @@ class Anchors:
         frozen = set(range(len(anchor))).difference(held, policies)
         self._declared = DeclaredTensors(own, policies, frozen)
         self._versions: dict[int, int] = {}  # of frozen parameters, by index
+        self._kept: dict[int, list[torch.Tensor]] = {}  # by fragment
 
     def buffer_choice(self, *, has_several: bool) -> dict[str, str]:
         """The policies by name, for twins have no batch norm that shows them.
@@ -162,6 +163,29 @@ class Anchors:
         _copy((self._anchor[index], own[index]) for index in indexes)
         return [self._anchor[index] for index in indexes]
 
+    def keep(self) -> None:
+        """Keeps what the worker's own values began with, for `follow_job`."""
+        for place, fragment in enumerate(self.fragments):
+            if place not in self._kept:
+                self._kept[place] = [each.detach().clone() for each in fragment.anchor]
+
+    def forget(self, fragment: int) -> None:
+        """The worker has taken a fragment: its values begin with the anchor's."""
+        self._kept.pop(fragment, None)
+
+    def follow_job(self) -> None:
+        """Moves the worker's own values as the anchor has moved since `keep`.
+
+        The difference between both, which was not pushed, stays what it is.
+        """
+        with torch.no_grad():
+            for place, kept in self._kept.items():
+                fragment = self.fragments[place]
+                moved = torch._foreach_sub(fragment.anchor, kept)
+                torch._foreach_add_(fragment.local, moved)
+        self._kept.clear()
+        self.take_followed()
+
     def send_followed(self) -> None:
         """Copies buffers, and parameters without an optimizer, into the twins.
 
@@ -186,6 +210,7 @@ class Anchors:
 
     def start_over(self) -> None:
         """Makes all values of the worker those of the job."""
+        self._kept.clear()
         with torch.no_grad():
             for fragment in self.fragments:
                 fragment.clear_gradients()

@@ -20,10 +20,16 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from pswire.activity import Activity
+from pswire.membership import Mode
 from pswire.schema import INNER_STATE_MODEL
 from psworker.backends.backend import GROUP_STRATEGY_TEXT, Backend
 from psworker.backends.local import LOCAL_MODE
-from psworker.errors import ConfigurationError, PsError, UnsupportedError
+from psworker.errors import (
+    ConfigurationError,
+    PsError,
+    StepTimeoutError,
+    UnsupportedError,
+)
 from psworker.optim.buffer_policies import warn_of_defaults
 from psworker.optim.checks import check_objects
 from psworker.optim.named_objects import NamedObjects
@@ -34,7 +40,12 @@ from psworker.optim.wrappers import data_parallel_in
 from psworker.strategies.anchors import Anchors
 from psworker.strategies.inner_state import InnerStates
 from psworker.strategies.pace import Timing
-from psworker.strategies.rounds import Progress, Rounds, fragment_in_turn
+from psworker.strategies.rounds import (
+    Progress,
+    Rounds,
+    fragment_drawn,
+    fragment_in_turn,
+)
 from psworker.strategies.sender import Sender
 from psworker.strategies.strategy import Strategy, Turn
 from psworker.transport.values import DrawnData
@@ -43,6 +54,8 @@ if TYPE_CHECKING:
     from psworker.optim.push_result import PushResult
 
 logger: Final = logging.getLogger("psworker")
+
+_QUORUM: Final = Mode.QUORUM.label
 
 OUTER_NAME: Final = "outer"
 """Of the outer optimizer in the job; of fragment 1 of several `outer.1`."""
@@ -119,6 +132,7 @@ class Engine:
         self._takes_part = False  # in the round that is under way, as far as asked
         self._counts_samples = False
         self._samples_of_others = 0.0  # behind steps of the further optimizers
+        self._token_count = 0  # noted since the last local step
         self._clock = 0  # of the push under way
         self._weight = 0.0
         self._push_before: PushResult | None = None
@@ -219,8 +233,15 @@ class Engine:
             return
         self._takes_part = False
         fragment = self._next_fragment()
+        if self._worker.may_miss:
+            self._anchors.keep()
         push_nothing()
-        if not self._rejoined():
+        if self._rejoined():
+            return
+        result = self._backend.place.last_push
+        if result is not None and result.missed:
+            self._anchors.follow_job()
+        else:
             self._take(fragment)
 
     def before_draw(self) -> None:
@@ -243,6 +264,10 @@ class Engine:
         self._finish_push()
         self._backend.publish(self._anchors.published(what))
         self._rejoined()
+
+    def note_tokens(self, token_count: int) -> None:
+        """The next local step is of so many tokens more."""
+        self._token_count += token_count
 
     def close(self) -> None:
         """Pushes what was trained and not pushed: the script is done."""
@@ -324,6 +349,7 @@ class Engine:
     ) -> None:
         drawn = self._worker.take_drawn(self._names[id(optimizer)])
         if drawn.is_of_lost or self._is_new:
+            self._token_count = 0
             return
         self._counts_samples |= drawn.sample_count is not None
         sample_count = drawn.sample_count or 0.0
@@ -336,9 +362,16 @@ class Engine:
         before, self._stepped_at = self._stepped_at, self._now()
         if before:
             self._timing.note_step(self._stepped_at - before)
-        self._rounds.note_step(sample_count + self._samples_of_others, drawn.ranges)
+        self._rounds.note_step(
+            sample_count + self._samples_of_others,
+            drawn.ranges,
+            token_count=self._token_count,
+        )
         self._samples_of_others = 0.0
-        if self._rounds.is_ripe:
+        self._token_count = 0
+        if self._sender.is_answered:
+            self._go_on()
+        if self._rounds.is_ripe and not (self._sender.is_open and self._never_waits):
             self._finish_push()
         if self._rounds.sent is None and self._is_due():
             self._push(is_beside=self._strategy.taken_after > 0)
@@ -349,7 +382,7 @@ class Engine:
         is_due = self._strategy.is_due(progress)
         if self._strategy.round_step_count != self._shown_round:
             self._show_round(progress)
-        return is_due
+        return is_due or (self._rounds.was_missed and progress.step_count > 0)
 
     def _show_round(self, progress: Progress) -> None:
         """Shows with the job how many local steps a round has from now on."""
@@ -368,6 +401,16 @@ class Engine:
             )
 
     # Pushes
+
+    @property
+    def _never_waits(self) -> bool:
+        """Whether a local step goes on without an answer that is not there yet."""
+        return self._strategy.taken_after > 0 and self._backend.place.mode == _QUORUM
+
+    @property
+    def _slack_ms(self) -> int:
+        """How long local steps go on before they would take what is pushed now."""
+        return round(1000 * self._strategy.taken_after * self._timing.compute_s)
 
     def _turn(self) -> Turn:
         clock = self._backend.place.clock + 1
@@ -390,9 +433,10 @@ class Engine:
         )
 
     def _next_fragment(self) -> int:
-        return fragment_in_turn(
-            self._backend.place.clock + 1, len(self._anchors.fragments)
-        )
+        clock, count = self._backend.place.clock + 1, len(self._anchors.fragments)
+        if self._strategy.fragments_are_drawn:
+            return fragment_drawn(clock, count)
+        return fragment_in_turn(clock, count)
 
     def _push(self, *, is_beside: bool) -> None:
         """Pushes the next fragment, and takes what comes back.
@@ -412,6 +456,8 @@ class Engine:
             self._inner.send()
         fragment.set_gradients(pushed)
         self._anchors.send_followed()
+        if self._worker.may_miss:
+            self._anchors.keep()
         self._clock = progress.clock
         self._push_before = self._backend.place.last_push
         self._weight = float(self._strategy.weight(progress))
@@ -429,6 +475,7 @@ class Engine:
             clock=self._clock,
             rejoin_count=self._rejoin_count,
             is_beside=is_beside,
+            slack_ms=self._slack_ms if is_beside else None,
         )
         outer, weight = self._outers[sent.fragment], self._weight
 
@@ -452,8 +499,15 @@ class Engine:
             PsError: As the push raised that is under way.
         """
         if self._sender.is_answered:
-            self._sender.finish()
-            self._settle()
+            try:
+                self._sender.finish()
+            except StepTimeoutError as error:
+                if not self._never_waits:
+                    raise
+                logger.warning("%s; the local steps go on meanwhile", error)
+                self._send(is_beside=True)
+            else:
+                self._settle()
         elif not self._sender.is_open:
             if self._rounds.sent is not None and not self._rounds.is_settled:
                 self._send(is_beside=False)
@@ -486,14 +540,20 @@ class Engine:
         self._anchors.fragments[sent.fragment].clear_gradients()
         if not self._rejoined():
             self._takes_part = False
-            last = self._backend.place.last_push
-            self._timing.note_push(self._push_s, last.peer_wait_s if last else 0.0)
-            is_made = last is not self._push_before
-            has_missed = last is not None and last.missed
-            self._rounds.settle(has_counted=is_made and not has_missed)
+            result = self._backend.place.last_push
+            if result is None or result is self._push_before:  # nothing was pushed
+                self._rounds.settle(has_counted=False)
+                return
+            self._timing.note_push(self._push_s, result.peer_wait_s)
+            if result.dropped:
+                self._anchors.forget(sent.fragment)
+            if result.dropped or result.missed:
+                self._anchors.follow_job()
+            self._rounds.settle(has_counted=not result.missed)
 
     def _take(self, fragment: int) -> None:
         taken = self._anchors.fragments[fragment]
+        self._anchors.forget(fragment)
         with torch.no_grad():
             self._strategy.take(taken.local, taken.anchor)
             self._inner.take(taken.local)

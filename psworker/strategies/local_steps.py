@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from typing_extensions import override
@@ -16,6 +17,8 @@ Outer = Callable[[Tensors], torch.optim.Optimizer]
 
 class LocalSteps(Strategy):
     """Pushes the difference from the anchor after every so many local steps."""
+
+    modes: ClassVar[tuple[str, ...]] = ("bsp", "ssp", "asp", "quorum")
 
     def __init__(
         self,

@@ -50,6 +50,8 @@ class Strategy:
         fragment_count: In how many parts, which take turns, the model is pushed.
         fragment_order: Which layers are in one part: neighbours (`sequential`), or some
             from all over the model (`strided`).
+        fragments_are_drawn: Whether their turns are drawn, so that a worker that misses
+            some clocks meets all of them. Otherwise they come one after the other.
         taken_after: Local steps from a push to taking what comes back; 0 to wait for
             it within the step.
         pulls_first: Whether the anchor is pulled anew just before `push` is asked.
@@ -62,6 +64,7 @@ class Strategy:
 
     fragment_count: int = 1
     fragment_order: FragmentOrder = "sequential"
+    fragments_are_drawn: bool = False
     taken_after: int = 0
     pulls_first: bool = False
     inner_state: InnerState = "keep"

@@ -4820,4 +4820,32 @@ BUGS = (
             "tests/unit/psserver/shard/host/test_recording.py::test_a_full_disk_ends_the_recording_with_one_line",
         ),
     ),
+    PlantedBug(
+        "what a learner has missed pulls it back to where it began",
+        (
+            Edit(
+                "psworker/strategies/engine.py",
+                "            if result.dropped or result.missed:\n",
+                "            if result.dropped:\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_decoupled.py::"
+            "test_a_slow_learner_misses_clocks_and_loses_nothing",
+        ),
+    ),
+    PlantedBug(
+        "a learner that was late waits for a whole round, and is late again",
+        (
+            Edit(
+                "psworker/strategies/rounds.py",
+                "            self.was_missed = True\n",
+                "            self.was_missed = False\n",
+            ),
+        ),
+        tests=(
+            "tests/property/test_rounds.py::"
+            "test_each_step_goes_once_with_each_fragment_and_its_data_with_the_last",
+        ),
+    ),
 )
