@@ -56,12 +56,14 @@ class FaultJob:
         coordinator_failpoint: str = "",
         shard_failpoint: str = "",
         script: str = "",
+        leaves_marks: bool | None = None,
     ) -> None:
         """Makes it, to be entered.
 
         A `script` trains in the place of `training.py`, whose marks are then not
-        looked for.
+        looked for, unless it `leaves_marks` as well.
         """
+        self._leaves_marks = not script if leaves_marks is None else leaves_marks
         self._nursery = nursery
         self._folder = folder
         self.tally = tally
@@ -309,7 +311,7 @@ class FaultJob:
         assert counts["acknowledged"] > 0
         self.tally.counts += counts
         self.tally.job_count += 1
-        if not self._script:
+        if self._leaves_marks:
             ledger.check_values(
                 self.values, self.workers, self.history, torn=counts["torn"]
             )
