@@ -514,6 +514,9 @@ class DrivenWorker:
         push = PushId(self.key, place.sequence)
         continues_batch = not is_empty and self._continues_batch()
         ranges = () if is_empty or continues_batch else self.network.draw(self)
+        slack_ms = None
+        if self.core.has_quorum:
+            slack_ms = rng.choice((None, 0, 10, 200))
         trailers = {
             shard_index: Trailer(
                 optimizer="optimizer",
@@ -531,6 +534,7 @@ class DrivenWorker:
                 ranges=ranges,
                 value_entries=frozenset({0} if publishes else ()),
                 publishes=publishes,
+                slack_ms=slack_ms,
                 continues_batch=continues_batch,
             )
             for shard_index, chunk_indexes in enumerate(self.network.chunks_by_shard)
@@ -540,13 +544,18 @@ class DrivenWorker:
         self._open = self.core.open(
             push.sequence, [each.chunk_indexes for each in trailers.values()]
         )
+        asks_first = self.core.has_quorum
         for shard_index in trailers:
-            self._send(shard_index, self._open.begin())
+            self._send(shard_index, self._open.begin(asks_first=asks_first))
 
     def _send(self, shard_index: int, step: Send | Ask) -> None:
-        assert isinstance(step, Send), "one process alone makes these pushes"
         push = PushId(self.key, self.sequence + 1)
-        self._call(push, shard_index, step.held)
+        if isinstance(step, Send):
+            self._call(push, shard_index, step.held)
+            return
+        self._call_count += 1
+        call = self._calls[shard_index] = Call(push, shard_index, self._call_count)
+        self.network.ask_session(self, call)
 
     def _call(self, push: PushId, shard_index: int, held: frozenset[int]) -> None:
         self._call_count += 1

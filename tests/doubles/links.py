@@ -61,6 +61,11 @@ class Links:
         self._blocked.clear()
         return was_blocked
 
+    @property
+    def has_blocked(self) -> bool:
+        """Whether any link is blocked."""
+        return bool(self._blocked)
+
     def sever(self, one: str, other: str) -> None:
         """Holds what is under way between two processes, until they are joined."""
         self._severed.add(frozenset((one, other)))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pswire.membership import FenceKind, Mode, ModeTerms
+from pswire.membership import FenceKind
 from tests.doubles.driven_worker import DrivenWorker, Stage
 from tests.doubles.scenario import Scenario
 from tests.doubles.simulated_coordinator import COORDINATOR
@@ -86,9 +86,8 @@ class Mishaps:
 
     def _change_mode(self) -> None:
         self._changes_left -= 1
-        mode = self._world.rng.choice(self._scenario.modes)
-        bound = self._world.rng.randint(0, 3) if mode is Mode.SSP else 0
-        self._world.coordinator.set_mode(ModeTerms(mode, bound))
+        terms = self._scenario.terms(self._world.rng)
+        self._world.coordinator.set_mode(terms)
 
     def _block_link(self) -> None:
         """A partition, in one direction."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from psserver.edge.coordinator_settings import CheckpointSettings, CoordinatorSettings
 from pswire.aggregation import BadGradientPolicy
-from pswire.membership import LossPolicy, Mode, StepAtomicity
+from pswire.membership import LossPolicy, Mode, ModeTerms, StepAtomicity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +49,26 @@ class Scenario:
     steps_again: bool = False
     loses_shards: bool = False
 
+    @property
+    def may_miss(self) -> bool:
+        """Whether a clock may close without some of its contributors."""
+        return self.has_backups or Mode.QUORUM in self.modes
+
+    def terms(self, rng: random.Random) -> ModeTerms:
+        """Draws a mode with its numbers."""
+        mode = rng.choice(self.modes)
+        return ModeTerms(
+            mode,
+            rng.randint(0, 3) if mode is Mode.SSP else 0,
+            rng.randint(1, 3) if mode is Mode.QUORUM else 0,
+            rng.choice((0, 20, 300)) if mode is Mode.QUORUM else 0,
+        )
+
     def settings(
         self, rng: random.Random, shard_count: int, starter_count: int
     ) -> CoordinatorSettings:
         """Draws a job."""
-        mode = rng.choice(self.modes)
+        terms = self.terms(rng)
         two_phase = self.is_two_phase
         policy = LossPolicy.CONTINUE
         if self.may_wait and rng.random() < 0.5:
@@ -66,8 +81,10 @@ class Scenario:
             job_id="job",
             shard_count=shard_count,
             workers_min=rng.randint(1, starter_count),
-            mode=mode,
-            staleness_bound=rng.randint(0, 3) if mode is Mode.SSP else 0,
+            mode=terms.mode,
+            staleness_bound=terms.staleness_bound,
+            quorum=terms.quorum,
+            grace_window_ms=terms.grace_window_ms,
             worker_loss_policy=policy,
             step_atomicity=StepAtomicity.CLOCK if two_phase else StepAtomicity.CHUNK,
             backup_worker_count=rng.randint(1, 2) if self.has_backups else 0,

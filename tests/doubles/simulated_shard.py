@@ -15,6 +15,7 @@ from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_report import FenceReport
 from psserver.shard.core.effects import (
     ApplyChunk,
+    ClockClosed,
     ContributionAwaited,
     CopyImage,
     Finish,
@@ -24,8 +25,10 @@ from psserver.shard.core.effects import (
     RefusePush,
     ShardEffect,
     Staged,
+    WakeAt,
 )
 from psserver.shard.core.push import PushId, Reply, StagedChunk, Trailer
+from psserver.shard.core.quorum import Merge
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_state import ShardRules
 from psserver.shard.host.hosted_members import HostedMembers, check_next
@@ -86,6 +89,10 @@ class Call:
 class Surroundings(Protocol):
     """Whom a shard talks to."""
 
+    @property
+    def now_ms(self) -> int:
+        """Monotonic time."""
+
     def answer(self, call: Call, reply: Reply) -> None:
         """The answer to a call is on its way, with the values."""
 
@@ -142,6 +149,8 @@ class SimulatedShard:
         start: Which start of a process in this place it is.
         is_stopped: Whether it does nothing, as after a SIGSTOP.
         threads: Work under way.
+        wakes: When it wants to be woken.
+        merges: Clocks that it has closed by a quorum.
     """
 
     index: int
@@ -167,6 +176,8 @@ class SimulatedShard:
     images: dict[int, Image] = field(default_factory=dict)
     copies: dict[int, Image] = field(default_factory=dict)
     threads: list[Callable[[], None]] = field(default_factory=list)
+    wakes: list[int] = field(default_factory=list)
+    merges: list[Merge] = field(default_factory=list)
     start: int = 1
     is_stopped: bool = False
     _calls: dict[PushId, Call] = field(default_factory=dict)
@@ -194,6 +205,13 @@ class SimulatedShard:
         self.threads.pop(rng.randrange(len(self.threads)))()
         self.pump()
 
+    def wake(self) -> None:
+        """The time has come for which it has asked."""
+        now_ms = self.surroundings.now_ms
+        self.wakes = [at_ms for at_ms in self.wakes if at_ms > now_ms]
+        self.core.wake(now_ms)
+        self.pump()
+
     # From workers
 
     def knows(self, generation: int) -> bool:
@@ -205,7 +223,8 @@ class SimulatedShard:
         if not self.knows(generation):
             return False
         try:
-            self.core.open_push(call.push, clock, 0, generation=generation)
+            now_ms = self.surroundings.now_ms
+            self.core.open_push(call.push, clock, now_ms, generation=generation)
             self.core.acknowledge(call.push.worker, lowest)
             reply = self.core.reply_to(call.push)
         except Refusal as refusal:
@@ -229,7 +248,8 @@ class SimulatedShard:
             if isinstance(what, Trailer) and what.loads_state:
                 member = self.members.of(push.worker)
                 member.check_state(self.core, push.sequence, OPTIMIZER)
-            entry = self.core.open_push(push, 0, 0, generation=-1)
+            now_ms = self.surroundings.now_ms
+            entry = self.core.open_push(push, 0, now_ms, generation=-1)
             if entry is None:
                 return True
             if isinstance(what, Trailer):
@@ -386,6 +406,10 @@ class SimulatedShard:
                 call = self._calls.get(effect.push)
                 if call is not None:
                     self.surroundings.stage(call, effect.choice)
+            case WakeAt():
+                self.wakes.append(effect.at_ms)
+            case ClockClosed():
+                self.merges.append(effect.merge)
             case ContributionAwaited():
                 self.surroundings.ask(effect.worker, effect.clock)
             case FenceReport():

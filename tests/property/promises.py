@@ -293,7 +293,8 @@ def _contents(world: World, snapshot: Snapshot) -> dict[WorkerKey, int]:
 
 def _held_of(end: Departure, mode: Mode, snapshot: Snapshot) -> int:
     """Of a worker that had ended: all, but for clocks that came after the cut."""
-    is_by_clock = mode is Mode.BSP and snapshot.record.mode is Mode.BSP
+    modes = (mode, snapshot.record.mode)
+    is_by_clock = all(each.rules.is_clocked for each in modes)
     if not is_by_clock:
         return end.last_sequence
     held = end.member.base_sequence + max(0, snapshot.cut.clock - end.member.base_clock)

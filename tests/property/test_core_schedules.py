@@ -22,6 +22,8 @@ SCHEDULE_COUNT = int(os.environ.get("PS_SIM_SCHEDULES", "5000"))
 ONE_SEED = os.environ.get("PS_SIM_SEED")
 
 ALL = (Mode.BSP, Mode.SSP, Mode.ASP)
+EVERY = (*ALL, Mode.QUORUM)
+CLOCKED = (Mode.BSP, Mode.QUORUM)
 
 SCENARIOS = {
     "bsp": Scenario(),
@@ -216,6 +218,58 @@ SCENARIOS = {
     ),
     "shards ssp lossy": Scenario(
         modes=(Mode.SSP, Mode.ASP),
+        saves=True,
+        loses_shards=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+    ),
+    "quorum": Scenario(modes=(Mode.QUORUM,)),
+    "quorum lossy": Scenario(
+        modes=(Mode.QUORUM,),
+        loses_workers=True,
+        restarts_coordinator=True,
+        cuts_off=True,
+        may_wait=True,
+    ),
+    "quorum clipped lossy": Scenario(
+        modes=(Mode.QUORUM,),
+        clip_grad_norm=0.5,
+        loses_workers=True,
+        restarts_coordinator=True,
+    ),
+    "quorum clocked": Scenario(
+        modes=CLOCKED, loses_workers=True, restarts_coordinator=True, may_wait=True
+    ),
+    "quorum clipped clocked": Scenario(
+        modes=CLOCKED,
+        clip_grad_norm=0.5,
+        loses_workers=True,
+        restarts_coordinator=True,
+    ),
+    "quorum modes": Scenario(
+        modes=EVERY, loses_workers=True, restarts_coordinator=True, may_wait=True
+    ),
+    "quorum everything": Scenario(
+        modes=EVERY,
+        gradient_norm_max=5.0,
+        clip_grad_norm=0.5,
+        declares=True,
+        publishes=True,
+        has_backups=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+        may_wait=True,
+        cuts_off=True,
+    ),
+    "quorum saved": Scenario(
+        modes=EVERY,
+        saves=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+        may_wait=True,
+    ),
+    "quorum shards": Scenario(
+        modes=EVERY,
         saves=True,
         loses_shards=True,
         loses_workers=True,
