@@ -4759,8 +4759,8 @@ BUGS = (
         (
             Edit(
                 "psserver/shard/host/recorded_effects.py",
-                "        pusher=pusher and WorkerKey(*pusher),\n",
-                "",
+                '"pusher": pusher and WorkerKey(*pusher),',
+                '"pusher": None,',
             ),
         ),
         tests=(

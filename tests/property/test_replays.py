@@ -21,7 +21,7 @@ from psserver.shard.core.effects import (
 from psserver.shard.core.push import PushId, Trailer
 from psserver.shard.host.recorder import Recorder
 from psserver.shard.host.recording import RecordingReader
-from psserver.shard.host.replaying import ShardReplay, Until
+from psserver.shard.host.replaying import ReplayedPush, ShardReplay, Until
 from psserver.shard.host.shard_model import shard_model
 from psserver.shard.tensors.aggregate import NormLimit
 from psserver.shard.tensors.compressed_gradients import CompressedPayload
@@ -267,6 +267,20 @@ def test_an_update_that_fails_is_in_it(
 
     assert replay.error == "update of chunk 0: RuntimeError: no memory"
     assert bits_of(replay) == shard.bits()
+
+
+def test_a_push_may_be_dropped_before_its_trailer_is_there(tmp_path: Path) -> None:
+    shard = Recorded(0, tmp_path)
+    shard.apply_some()
+    push = PushId(key("w9"), 4)
+    shard.recorder.done(shard.model.core, push, Outcome.DROPPED)
+    shard.recorder.close()
+
+    replay = ShardReplay(shard.recorder.path)
+    replay.run(Until())
+
+    assert replay.damage == ""
+    assert replay.pushes[0] == ReplayedPush(push, outcome="dropped")
 
 
 @pytest.mark.parametrize("seed", range(2))

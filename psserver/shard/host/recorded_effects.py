@@ -5,6 +5,7 @@ their rows. Numbers of Python's floats go through JSON unchanged.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -35,17 +36,9 @@ def dump_update(effect: ApplyChunk) -> "tuple[Line, list[Buffer]]":
         parts.append(part | {"bytes": [memoryview(piece).nbytes for piece in pieces]})
         data += pieces
     return {
-        "clock": effect.clock,
-        "chunk": effect.chunk_index,
-        "optimizer": effect.optimizer,
+        **_fields_of(effect),
         "contributions": parts,
-        "total_weight": effect.total_weight,
-        "hyperparameters": effect.hyperparameters,
-        "spec_digest": effect.spec_digest,
-        "pusher": effect.pusher,
-        "staleness": effect.staleness,
         "average": average and [sorted(average.entry_indexes), average.member_count],
-        "gradient_scale": effect.gradient_scale,
     }, data
 
 
@@ -74,20 +67,14 @@ def load_update(
             data = data[byte_count:]
         contributions.append(_load_part(part, pieces, chunk, row_lengths))
     average, pusher = line["average"], line["pusher"]
-    effect = ApplyChunk(
-        clock=line["clock"],
-        chunk_index=line["chunk"],
-        optimizer=line["optimizer"],
-        contributions=tuple(contributions),
-        total_weight=line["total_weight"],
-        hyperparameters=tuple(map(tuple, line["hyperparameters"])),
-        spec_digest=line["spec_digest"],
-        pusher=pusher and WorkerKey(*pusher),
-        staleness=line["staleness"],
-        average=average and BufferAverage(frozenset(average[0]), average[1]),
-        gradient_scale=line["gradient_scale"],
-    )
-    return effect, data
+    effect: Line = {
+        **_known(ApplyChunk, line),
+        "contributions": tuple(contributions),
+        "hyperparameters": tuple(map(tuple, line["hyperparameters"])),
+        "pusher": pusher and WorkerKey(*pusher),
+        "average": average and BufferAverage(frozenset(average[0]), average[1]),
+    }
+    return ApplyChunk(**effect), data
 
 
 def dump_tensors(
@@ -116,14 +103,11 @@ def load_tensors(rows: Sequence[Any], data: memoryview) -> dict[str, torch.Tenso
 def _dump_part(part: StagedContribution) -> "tuple[Line, list[Buffer]]":
     payload = part.payload
     line: Line = {
-        "worker": part.worker_id,
-        "weight": part.weight,
-        "presence": _bits_text(part.presence),
-        "loss_scale": part.loss_scale,
-        "factor": part.factor,
+        **_fields_of(part),
+        "presence": "".join("01"[bit] for bit in part.presence),
         "value_entries": sorted(part.value_entries),
-        "is_source": part.is_source,
     }
+    del line["payload"]
     if isinstance(payload, CompressedPayload):
         line["encoded"] = [
             payload.encoding.name,
@@ -165,17 +149,23 @@ def _load_part(
     elif "chunk_bytes" in line:
         rows = unpack_rows(pieces[0], chunk, presence, row_lengths)
         payload = SparsePayload(data, rows, line["chunk_bytes"])
-    return StagedContribution(
-        worker_id=line["worker"],
-        weight=line["weight"],
-        presence=presence,
-        payload=payload,
-        loss_scale=line["loss_scale"],
-        factor=line["factor"],
-        value_entries=frozenset(line["value_entries"]),
-        is_source=line["is_source"],
-    )
+    found: Line = {
+        **_known(StagedContribution, line),
+        "presence": presence,
+        "payload": payload,
+        "value_entries": frozenset(line["value_entries"]),
+    }
+    return StagedContribution(**found)
 
 
-def _bits_text(bits: Sequence[bool]) -> str:
-    return "".join("01"[bit] for bit in bits)
+def _fields_of(effect: ApplyChunk | StagedContribution) -> Line:
+    """All of them: one that is added and is a number or a text is recorded, too."""
+    return {each.name: getattr(effect, each.name) for each in fields(effect)}
+
+
+def _known(
+    kind: type[ApplyChunk | StagedContribution], line: Mapping[str, Any]
+) -> Line:
+    """What a line has of the fields of a class."""
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in line.items() if name in names}

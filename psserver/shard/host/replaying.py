@@ -75,7 +75,8 @@ class ReplayedPush:
 
     Attributes:
         push: Whose, and its sequence number.
-        clock: Its clock, as its worker knew it.
+        clock: Its clock, as its worker knew it; None, as what follows, for one that was
+            dropped before its trailer was there.
         weight: Samples behind its gradient.
         gradient_norm: L2 norm of its whole gradient; None if that is not finite.
         update: Which update it is part of; None before there is one.
@@ -85,9 +86,9 @@ class ReplayedPush:
     """
 
     push: PushId
-    clock: int
-    weight: float
-    gradient_norm: float | None
+    clock: int | None = None
+    weight: float | None = None
+    gradient_norm: float | None = None
     update: UpdateKey | None = None
     staleness: int = 0
     outcome: str = ""
@@ -241,7 +242,8 @@ class ShardReplay:
                 # It comes again where a call broke.
                 self._open.setdefault(push, ReplayedPush(push, *sent))
             case "done":
-                known = self._open.pop(_push(line["push"]))
+                push = _push(line["push"])
+                known = self._open.pop(push, ReplayedPush(push))
                 known.outcome, known.version = line["outcome"], line["version"]
                 self.pushes.append(known)
         if entry.kind in _ADVANCES:
@@ -250,7 +252,7 @@ class ShardReplay:
 
     def _apply(self, entry: Entry) -> None:
         line = entry.line
-        chunk = self.model.placement.chunks[line["chunk"]]
+        chunk = self.model.placement.chunks[line["chunk_index"]]
         row_lengths = [each.row_length for each in self.model.terms.schema.entries]
         effect, rest = load_update(line, entry.data, chunk, row_lengths)
         pushes = list(map(_push, line["pushes"]))

@@ -1,6 +1,8 @@
 """What a recording says of updates comes back as it was, in every field."""
 
-from dataclasses import fields
+import json
+from dataclasses import MISSING, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +16,11 @@ from psserver.shard.host.recorded_effects import (
 )
 from psserver.shard.tensors.compressed_gradients import CompressedPayload
 from psserver.shard.tensors.contribution import SparsePayload
-from pswire.aggregation import Aggregation, BadGradientPolicy
+from pswire.aggregation import Aggregation
 from pswire.encodings.known import ENCODINGS
 from pswire.job_settings import JobSettings
 from pswire.job_terms_codec import dump_settings, load_settings
-from pswire.membership import LossPolicy, Mode, StepAtomicity
+from pswire.membership import LabelledEnum
 from pswire.placement import Chunk, Slice
 from pswire.schema import ElementType
 from pswire.slice_rows import SliceRows
@@ -85,13 +87,14 @@ def test_every_field_of_an_update_comes_back() -> None:
     effect = update(part(raw), part(encoded, "b"))
 
     assert round_trip(effect) == effect
-    defaults = StagedContribution(
-        worker_id="a", weight=1.0, presence=(True,) * 3, payload=raw
+    dumped: tuple[ApplyChunk | StagedContribution, ...] = (
+        effect,
+        *effect.contributions,
     )
-    for each in fields(StagedContribution):
-        if each.name not in ("worker_id", "payload"):
+    for changed in dumped:
+        for each in fields(changed):
             # Else the comparison above says nothing of it.
-            assert getattr(part(raw), each.name) != getattr(defaults, each.name)
+            assert getattr(changed, each.name) != each.default
 
 
 def test_rows_come_back() -> None:
@@ -125,24 +128,23 @@ def test_tensors_come_back() -> None:
         assert torch.equal(read[name], tensor)
 
 
+def other(default: object) -> object:
+    """A value of this type that is not the default."""
+    if isinstance(default, LabelledEnum):
+        return next(each for each in type(default) if each is not default)
+    if isinstance(default, Aggregation):
+        return Aggregation.parse("krum:f=2")
+    if isinstance(default, bool):
+        return not default
+    return "job" if default is MISSING else default + 0.5  # type: ignore[operator]
+
+
 def test_every_setting_of_a_job_comes_back() -> None:
-    settings = JobSettings(
-        job_id="j",
-        shard_count=3,
-        mode=Mode.SSP,
-        staleness_bound=4,
-        workers_min=5,
-        lease_ttl_ms=6,
-        worker_loss_policy=LossPolicy.WAIT,
-        step_atomicity=StepAtomicity.CLOCK,
-        backup_worker_count=7,
-        is_staleness_scaled=True,
-        delay_compensation=0.04,
-        chunk_bytes=8,
-        aggregation=Aggregation.parse("krum:f=2"),
-        gradient_norm_max=9.5,
-        bad_gradient_policy=BadGradientPolicy.CLIP,
-    )
-    for each in fields(JobSettings):
-        assert getattr(settings, each.name) != each.default
-    assert load_settings(dump_settings(settings)) == settings
+    changed: dict[str, Any] = {
+        each.name: other(each.default) for each in fields(JobSettings)
+    }
+    settings = JobSettings(**changed)
+
+    text = json.dumps(dump_settings(settings))
+
+    assert load_settings(json.loads(text)) == settings
