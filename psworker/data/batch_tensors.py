@@ -118,14 +118,21 @@ def watch_calls(models: Iterable[nn.Module], pending: PendingData) -> None:
                 setattr(model, _PREPARE_SCRIPTABLE, _WithoutHook(model))
 
 
-class CallHook:
-    """A forward hook: links what a model returns to the batches it was called with.
-
-    In a copy of the model it does nothing, nor after the connection, which a model that
-    lives on must not keep alive.
-    """
+class ModelHook:
+    """A hook on a user's model. In a copy of the model it does nothing."""
 
     __name__ = "psworker_call_hook"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_hook, ()
+
+
+class CallHook(ModelHook):
+    """A forward hook: links what a model returns to the batches it was called with.
+
+    It does nothing after the connection, which a model that lives on must not keep
+    alive.
+    """
 
     def __init__(self, pending: PendingData) -> None:
         self._pending = weakref.ref(pending)
@@ -156,9 +163,6 @@ class CallHook:
         for each in outputs[:_TENSOR_COUNT_MAX]:
             each.register_hook(reached)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _no_hook, ()
-
 
 class _WithoutHook:
     """Gives `torch.jit.script` the model without the hook, which it can't compile."""
@@ -170,16 +174,22 @@ class _WithoutHook:
         model = self._model()
         assert model is not None, "asked of the model itself"
         twin = copy.copy(model)
-        twin._forward_hooks = OrderedDict(
-            (key, hook)
-            for key, hook in model._forward_hooks.items()
-            if not (isinstance(hook, CallHook) or hook is _pass_on)
-        )
+        twin._forward_hooks = _others(model._forward_hooks)
+        twin._forward_pre_hooks = _others(model._forward_pre_hooks)
         del twin.__dict__[_PREPARE_SCRIPTABLE]
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _WithoutHook, (self._model(),)
+
+
+def _others(hooks: Mapping[int, Any]) -> OrderedDict[int, Any]:
+    """The hooks of a model that are not psworker's."""
+    return OrderedDict(
+        (key, hook)
+        for key, hook in hooks.items()
+        if not (isinstance(hook, ModelHook) or hook is _pass_on)
+    )
 
 
 def _pass_on(module: nn.Module, *others: object) -> None:

@@ -6,6 +6,7 @@ worker with local steps is one that steps an outer optimizer now and then.
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
@@ -24,6 +25,7 @@ from pswire.membership import Mode
 from pswire.schema import INNER_STATE_MODEL
 from psworker.backends.backend import GROUP_STRATEGY_TEXT, Backend
 from psworker.backends.local import LOCAL_MODE
+from psworker.data.batch_tensors import ModelHook
 from psworker.errors import (
     ConfigurationError,
     PsError,
@@ -52,6 +54,8 @@ from psworker.transport.values import DrawnData
 
 if TYPE_CHECKING:
     from psworker.optim.push_result import PushResult
+
+_is_compiling = torch.compiler.is_compiling
 
 logger: Final = logging.getLogger("psworker")
 
@@ -169,7 +173,7 @@ class Engine:
                 ),
             )
         for model in self.models:
-            model.register_forward_pre_hook(self._before_forward)
+            model.register_forward_pre_hook(_BeforeForward(self))
 
     @property
     def replaced(self) -> Mapping[int, Any]:
@@ -305,7 +309,7 @@ class Engine:
                 self.start_over()
             self._is_new = False
 
-    def _before_forward(self, model: nn.Module, _: object) -> None:
+    def before_forward(self, model: nn.Module) -> None:
         """A model is called to train: with the newest values, in a round of its own."""
         is_ready = not self._is_new and (self._takes_part or not self._has_turns)
         if is_ready or self._is_closed or not model.training:
@@ -567,6 +571,20 @@ class Engine:
         self._rejoin_count = count
         self.start_over()
         return True
+
+
+class _BeforeForward(ModelHook):
+    """A forward pre-hook, of a model that must not keep the engine alive."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = weakref.ref(engine)
+
+    def __call__(self, model: nn.Module, _: object) -> None:
+        """A model is called."""
+        if _is_compiling():
+            return
+        if (engine := self._engine()) is not None:
+            engine.before_forward(model)
 
 
 def _clear_gradients(optimizer: Optimizer) -> None:

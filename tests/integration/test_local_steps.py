@@ -1,5 +1,6 @@
 """Local steps in a whole job: whatever a script does, as its paper has it."""
 
+import copy
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -449,3 +450,29 @@ def test_a_joiner_has_the_rates_of_the_job(tmp_path: Path) -> None:
             _, own, _ = prepared(late)
             # The last push of the job was within its sixth step.
             assert own.param_groups[0]["lr"] == 0.5**5
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_copies_of_a_model_are_the_scripts_own(tmp_path: Path) -> None:
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = nn.Sequential(_model(), nn.Dropout(0.0))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ps.prepare(model, optimizer, strategy=psworker.LocalSteps(2))
+        inputs = torch.ones(4, 3)
+        copies: list[Any] = [
+            copy.deepcopy(model),
+            torch.optim.swa_utils.AveragedModel(model),
+            torch.jit.script(model),
+        ]
+        torch.save(model, tmp_path / "model.pt")
+        copies.append(torch.load(tmp_path / "model.pt", weights_only=False))
+        copied = copy.deepcopy(optimizer)
+        for each in copies:
+            torch.testing.assert_close(each(inputs), model(inputs))
+        for _ in range(2):
+            copies[0](inputs).sum().backward()
+            copied.step()
+        assert ps.clock == 0
+    for each in (model, *copies):
+        each.train()
+        each(inputs)  # after the connection
