@@ -90,5 +90,9 @@ def finding_text(name: str, finding: Finding) -> str:
 
 def summary_text(findings: Findings) -> str:
     counts = Counter(each.level for _, each in findings)
-    parts = [f"{counts[level]} {level}" for level in Level if counts[level]]
-    return ", ".join(parts)
+    nouns = (Level.WARNING, Level.PROBLEM)
+    return ", ".join(
+        f"{counts[level]} {level}{'s' * (level in nouns and counts[level] > 1)}"
+        for level in Level
+        if counts[level]
+    )

@@ -383,7 +383,7 @@ def test_a_worker_that_holds_up_others_can_be_told_from_those_that_wait(
 
 
 def test_what_is_empty_has_no_header(open_page: OpenPage) -> None:
-    with ServedPage(MadeJob(worker_ids=[])) as served:
+    with ServedPage(MadeJob(worker_ids=[], loaders=())) as served:
         page = open_page(served.url)
         is_live(page)
         expect(page.get_by_text("No worker is here.")).to_be_visible()
@@ -391,6 +391,7 @@ def test_what_is_empty_has_no_header(open_page: OpenPage) -> None:
         for name in ("workers", "events"):
             expect(page.get_by_role("region", name=f"Table of {name}")).to_be_hidden()
         expect(page.get_by_role("region", name="Table of shards")).to_be_visible()
+        expect(page.get_by_text("held by workers")).to_be_hidden()
 
 
 def test_names_of_clients_are_text(open_page: OpenPage) -> None:

@@ -4274,6 +4274,19 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a tile counts as a worker's own what it waits for others",
+        (
+            Edit(
+                "psserver/coordinator/page/page.js",
+                "step === null ? null : step - othersMs(worker)",
+                "step",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_web_page.py::test_a_worker_that_holds_up_others_can_be_told_from_those_that_wait",
+        ),
+    ),
+    PlantedBug(
         "the wait for others is shown as a slow link",
         (
             Edit(

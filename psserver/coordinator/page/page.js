@@ -287,6 +287,7 @@ function showShards({ shards }) {
 
 function showEpochs({ epochs }) {
   $("no-epochs").hidden = epochs.length > 0;
+  $("epoch-keys").hidden = epochs.length === 0;
   const create = () => make("li", {}, make("p", {}, make("bdi"), make("span")),
     make("div", { class: "bar", "aria-hidden": "true" }), make("p", { class: "small" }));
   keyed($("epochs"), epochs.slice(0, FEW_EPOCHS), (epoch) => `${epoch.epoch}/${epoch.loader}`, create, (item, epoch) => {

@@ -18,6 +18,7 @@ from psctl.doctor.findings import (
     findings_json,
     ok,
     problem,
+    summary_text,
     unknown,
     warning,
 )
@@ -454,6 +455,13 @@ def test_a_problem_is_what_the_exit_code_tells() -> None:
     fine = [("a", ok("x")), ("b", warning("x", "y")), ("c", unknown("x"))]
     assert exit_code(fine) is ExitCode.DONE
     assert exit_code([*fine, ("d", problem("x", "y"))]) is ExitCode.ERROR
+
+
+def test_the_last_line_counts_findings() -> None:
+    slow = ("b", warning("x", "y"))
+    assert summary_text([("a", ok("x")), slow]) == "1 ok, 1 warning"
+    bad = ("c", problem("x", "y"))
+    assert summary_text([slow, slow, bad, bad]) == "2 warnings, 2 problems"
 
 
 def test_json_has_all_levels_and_every_field() -> None:
