@@ -72,6 +72,10 @@ class BetweenPushes(Protocol):
         """The data behind a step that an optimizer has just taken."""
         ...
 
+    def note_wait(self, clock: int, wait_s: float) -> None:
+        """A local step has waited for the push of a clock."""
+        ...
+
     def choose_round(self, step_count: int, clock: int) -> None:
         """Rounds have so many local steps from a clock on."""
         ...
@@ -145,6 +149,10 @@ class JobBetweenPushes:
         if drawn.is_of_lost:
             self._pending.unreported.note(drawn.ranges, is_dropped=True)
         return drawn
+
+    def note_wait(self, clock: int, wait_s: float) -> None:
+        """Writes it into the worker's history."""
+        self._session.note_wait(clock, wait_s)
 
     def choose_round(self, step_count: int, clock: int) -> None:
         """Shows and records it with the job."""

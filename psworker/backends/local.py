@@ -268,6 +268,9 @@ class StepCount:
         """The data behind a step, which counts as seen from now on."""
         return self.draws.note_step(optimizer)
 
+    def note_wait(self, clock: int, wait_s: float) -> None:
+        """Does nothing: there is no history."""
+
     def choose_round(self, step_count: int, clock: int) -> None:
         """Does nothing: there is no job to show it."""
 

@@ -117,6 +117,16 @@ class PushHistory:
                 steps=step_count,
             )
 
+    def waited(self, worker: WorkerKey, clock: int, wait_s: float) -> None:
+        """A local step has waited for the push of a clock."""
+        if self._file is not None:
+            self._file.write(
+                "wait",
+                worker=[worker.worker_id, worker.incarnation],
+                clock=clock,
+                wait_ms=round(1000 * wait_s, 3),
+            )
+
     def committed(self, worker: WorkerKey, shard_index: int, clock: int) -> None:
         """A commit of a clock is about to be sent to a shard."""
         if self._file is not None:

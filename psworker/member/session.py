@@ -515,6 +515,10 @@ class Session:
         self._history.close()
         await self.control.close()
 
+    def note_wait(self, clock: int, wait_s: float) -> None:
+        """A local step has waited for the push of a clock."""
+        self._history.waited(self.worker, clock, wait_s)
+
     def choose_round(self, step_count: int, clock: int) -> None:
         """Rounds of local steps are so long from a clock on."""
         self.work.round_step_count = step_count

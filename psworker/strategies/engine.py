@@ -137,6 +137,7 @@ class Engine:
         self._counts_samples = False
         self._samples_of_others = 0.0  # behind steps of the further optimizers
         self._token_count = 0  # noted since the last local step
+        self._has_data = True  # as far as loaders have said
         self._clock = 0  # of the push under way
         self._weight = 0.0
         self._push_before: PushResult | None = None
@@ -221,6 +222,7 @@ class Engine:
 
     def end_round(self) -> None:
         """There is no more data for now: pushes what was trained, whoever waits."""
+        self._has_data = False
         self._finish_push()
         while not self._rounds.is_clean:
             self._push(is_beside=False)
@@ -323,6 +325,7 @@ class Engine:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._has_data = True
         self._worker.refuse_out()
         self._go_on()
         change = self._change_gradients
@@ -492,8 +495,7 @@ class Engine:
             self._worker.keep_script_state()
             self._sender.send(push, self._anchors.devices)
         else:
-            push()
-            self._stepped_at = self._now()
+            self._wait_for(push)
             self._settle()
 
     def _go_on(self) -> None:
@@ -527,15 +529,24 @@ class Engine:
         if self._sender.is_open:
             before = self._backend.work.enter(Activity.WAITING)
             try:
-                self._sender.finish()
+                self._wait_for(self._sender.finish)
             finally:
                 self._backend.work.enter(before)
-                self._stepped_at = self._now()
             self._settle()
         elif rounds.sent is not None and not rounds.is_settled:
             self._send(is_beside=False)
         if rounds.is_settled:
             self._take(rounds.take())
+
+    def _wait_for(self, push: Callable[[], None]) -> None:
+        """Returns once the job has answered a push; notes how long the script waits."""
+        begun_at = self._now()
+        try:
+            push()
+        finally:
+            self._stepped_at = self._now()
+            if self._has_data:
+                self._worker.note_wait(self._clock, self._stepped_at - begun_at)
 
     def _settle(self) -> None:
         """The job has answered the push: what has become of it."""

@@ -18,6 +18,7 @@ KNOWN: Final[Mapping[str, str]] = MappingProxyType(
         "post-local-sgd": "local_steps.PostLocalSGD",
         "diloco": "diloco.DiLoCo",
         "streaming-diloco": "diloco.StreamingDiLoCo",
+        "decoupled-diloco": "decoupled.DecoupledDiLoCo",
         "async-local-sgd": "delayed_nesterov.AsyncLocalSGD",
         "easgd": "elastic.EASGD",
         "async-easgd": "elastic.AsynchronousEASGD",

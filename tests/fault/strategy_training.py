@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FURTHER: Final[dict[str, dict[str, Any]]] = {
     "fedprox": {"mu": 0.1, "fraction": 0.5},
     "streaming-diloco": {"fragment_count": 2, "taken_after": 1},
+    "decoupled-diloco": {"fragment_count": 2, "taken_after": 1},
 }
 """What some strategies are made with beside the steps of a round."""
 

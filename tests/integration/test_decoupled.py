@@ -5,7 +5,9 @@ steps, pushes and takes. The algorithm is then done again from these alone, and 
 value that a learner took, and each of its own after each step, must come out.
 """
 
+import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -334,3 +336,55 @@ def test_a_slow_learner_misses_clocks_and_loses_nothing(tmp_path: Path) -> None:
     assert sum(map(len, seen.values())) == 160
     assert len(check(logs)) > 10
     assert "follow" in [event.kind for event in logs["w2"]]
+
+
+def test_local_steps_go_on_where_no_quorum_comes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The push that waits for one in vain is made again, beside further steps."""
+    goes_on = threading.Event()
+
+    def train(worker_id: str) -> int:
+        model = _model()
+        optimizer = _inner(model)
+        strategy = Noted([], 2, 1)
+        with connect(job, worker_id, step_timeout_s=1.0) as ps:
+            ps.prepare(model, optimizer, strategy=strategy)
+            if worker_id == "w1":  # it trains, but is not there yet
+                assert goes_on.wait(30)
+            step_count = 0
+            deadline_s = time.monotonic() + 30
+            while ps.clock < 2:
+                assert time.monotonic() < deadline_s
+                optimizer.zero_grad()
+                model(torch.ones(1, 3)).square().sum().backward()
+                optimizer.step()
+                step_count += 1
+                if "the local steps go on meanwhile" in caplog.text:
+                    goes_on.set()
+        return step_count
+
+    with Job(tmp_path, workers_min=2, mode=Mode.QUORUM, quorum=2) as job:
+        step_counts = run_workers(dict.fromkeys(("w0", "w1"), train))
+    assert goes_on.is_set()
+    assert step_counts["w0"] > step_counts["w1"]
+
+
+def test_what_a_step_waits_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is what the fault tests look for."""
+    monkeypatch.setenv("PS_HISTORY", f"{tmp_path}/history/")
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = _model()
+        optimizer = _inner(model)
+        strategy = psworker.StreamingDiLoCo(4, fragment_count=2, taken_after=0)
+        *_, loader = ps.prepare(model, optimizer, _loader(8), strategy=strategy)
+        for inputs, _ in loader:
+            optimizer.zero_grad()
+            model(inputs).square().sum().backward()
+            optimizer.step()
+    (history,) = (tmp_path / "history").glob("worker-*.jsonl")
+    lines = [json.loads(text) for text in history.read_text().splitlines()]
+    clocks = [line["clock"] for line in lines if line["type"] == "wait"]
+    assert clocks == [1, 2, 3, 4]

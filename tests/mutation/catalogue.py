@@ -4861,4 +4861,18 @@ BUGS = (
             "test_each_step_goes_once_with_each_fragment_and_its_data_with_the_last",
         ),
     ),
+    PlantedBug(
+        "a learner waits for its push when it is to be taken",
+        (
+            Edit(
+                "psworker/strategies/engine.py",
+                "and not (self._sender.is_open and self._never_waits):",
+                ":",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_decoupled.py::"
+            "test_local_steps_go_on_where_no_quorum_comes",
+        ),
+    ),
 )
