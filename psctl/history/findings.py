@@ -10,6 +10,7 @@ PROMISES: Final = {
     "G3": "a push is on all shards or on none",
     "G4": "pushes are in order, nothing goes back",
     "G6": "no staleness beyond the bound",
+    "G40": "a quorum and its window close clocks, and late pushes count later",
 }
 """What is checked, in the order of the report."""
 

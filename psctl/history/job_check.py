@@ -91,6 +91,7 @@ def _check_life(starts: Sequence[Start], findings: Findings) -> Job:
         _check_same(generation, lines, findings)
     _check_acknowledged(job, findings)
     _check_all_or_nothing(job, findings)
+    _check_merged(job, findings)
     for shard in job.shards.values():
         _check_torn(shard, findings)
     return job
@@ -197,6 +198,23 @@ def _check_acknowledged(job: Job, findings: Findings) -> None:
                 sent.ended.place,
                 f"{push} was acknowledged as {sent.outcome}, and on {shard.name} it is "
                 f"{found}",
+            )
+
+
+def _check_merged(job: Job, findings: Findings) -> None:
+    """A clock that was closed by a quorum has the same pushes on every shard.
+
+    Shard 0 says which; fewer where some are not finite, or rejected.
+    """
+    for shard in job.shards.values() if 0 in job.shards else ():
+        for clock, wanted in job.shards[0].merges.pushes.items():
+            others = shard.merged.get(clock, set()) - wanted
+            findings.require(
+                "G40",
+                not others,
+                shard.place,
+                f"{shard.name} applied {min(others, default=None)} in clock {clock}, "
+                "which was closed without it",
             )
 
 

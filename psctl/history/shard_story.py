@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from psctl.history.findings import Findings
 from psctl.history.lines import Line, Push, Worker, push_of
+from psctl.history.merges import Merges, Sent
 
 APPLIED = "applied"
 SKIPPED = "skipped"
@@ -59,6 +60,8 @@ class ShardStory:
         pushes: What it did with each push.
         last_sequences: Of departed workers, the last push that counts.
         torn_reported: Torn steps that the shard itself has counted.
+        merges: On shard 0, clocks that it has closed by a quorum.
+        merged: Of each clock, the pushes that were applied as part of it.
     """
 
     def __init__(self, begin: Line, findings: Findings) -> None:
@@ -68,6 +71,7 @@ class ShardStory:
         self.pushes: dict[Push, PushOnShard] = {}
         self.last_sequences: dict[Worker, int] = {}
         self.torn_reported = 0
+        self.merged: dict[int, set[Push]] = {}
         self._findings = findings
         self._generation = 0
         self._members: dict[Worker, Member] = {}
@@ -75,6 +79,8 @@ class ShardStory:
         self._done_sequences: dict[Worker, int] = {}
         self._chunk_sequences: dict[tuple[Worker, int], int] = {}
         self._newest = Newest()
+        self.merges = Merges()
+        self._sent: dict[Push, Sent] = {}
 
     @property
     def name(self) -> str:
@@ -88,6 +94,11 @@ class ShardStory:
                 # A push that counts for nothing changes nothing.
                 is_counted = line.values["weight"] != 0
                 self._push(line.push()).chunks = chunks if is_counted else frozenset()
+                slack_ms = line.values.get("slack_ms")
+                self._sent[line.push()] = Sent(line.values["weight"], slack_ms)
+            case "merge":
+                workers = {*self._members, *self._leavers}
+                self.merges.take(line, self._sent, len(workers), self._findings)
             case "applied":
                 self._apply(line)
             case "done":
@@ -117,6 +128,8 @@ class ShardStory:
 
     def _apply(self, line: Line) -> None:
         chunk = line.number_of("chunk")
+        clock = line.number_of("clock", 0)
+        self.merged.setdefault(clock, set()).update(line.pushes("pushes"))
         for push in line.pushes("torn"):
             self._push(push).left_out.add(chunk)
         for push in line.pushes("pushes"):
@@ -209,7 +222,7 @@ class ShardStory:
             for worker, member in self._members.items()
         ]
         # Pushes of a departed worker hold up a clock of BSP, and no other frontier.
-        if line.values.get("mode") == "bsp":
+        if line.values.get("mode") in ("bsp", "quorum"):
             found += [
                 (worker, self._clock_of(member), member.clock_of(last))
                 for worker, (member, last) in self._leavers.items()
@@ -238,6 +251,7 @@ class ShardStory:
             if worker in before:
                 self._leavers[worker] = (before[worker], last)
         self.torn_reported = line.number_of("torn", self.torn_reported)
+        self.merges.note_record(line)
 
 
 class Newest:

@@ -179,6 +179,14 @@ class MemberCore:
         """
         return self.record is not None and self.record.mode.rules.has_quorum
 
+    def counts_later(self, clock: int) -> bool:
+        """Whether a push for a clock that closed without it counts in a later one.
+
+        The mode that has closed it may be over.
+        """
+        record = self.record
+        return self.has_quorum or (record is not None and clock <= record.terms_clock)
+
     def take_record(self, record: Record) -> Evicted | None:
         """Goes on by a record, unless a newer one is known."""
         if record.generation < self.generation:

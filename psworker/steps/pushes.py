@@ -563,7 +563,7 @@ class MemberPushes:
             while result.dropped and self._is_due_again(exchange, result):
                 exchange.readdress(self._session.core.next_push())
                 result = self._exchanged(exchange, store, deadline)
-            is_late = result.dropped and self._session.core.has_quorum
+            is_late = result.dropped and self._counts_later(exchange)
             if is_late and exchange.contents.is_of_round:
                 result = replace(result, outcome="missed")
             if store.base.is_lost:
@@ -632,12 +632,15 @@ class MemberPushes:
         """
         trailer = exchange.contents.trailer
         return (
-            self._session.core.has_quorum
+            self._counts_later(exchange)
             and dropped.gradient_factor > 0
             and trailer.weight > 0
             and not (trailer.publishes or trailer.loads_state)
             and not exchange.contents.is_of_round
         )
+
+    def _counts_later(self, exchange: PushExchange) -> bool:
+        return self._session.core.counts_later(exchange.pushes[0].header.clock)
 
     def _lose(self, exchange: PushExchange | None) -> PushResult:
         """Joins again as a new start, and says what became of the push under way.

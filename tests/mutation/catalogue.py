@@ -4875,4 +4875,113 @@ BUGS = (
             "test_local_steps_go_on_where_no_quorum_comes",
         ),
     ),
+    PlantedBug(
+        "a quorum waits for one push more",
+        (
+            Edit(
+                f"{SHARD_CORE}/quorum.py",
+                "    if len(times) < needed:\n",
+                "    if len(times) <= needed:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/core/test_quorum.py::test_a_clock_closes_with_as_many_as_the_quorum_says",
+        ),
+    ),
+    PlantedBug(
+        "the grace window begins anew with each push",
+        (
+            Edit(
+                f"{SHARD_CORE}/quorum.py",
+                "    quorum_ms = times[needed - 1]\n",
+                "    quorum_ms = times[-1]\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/core/test_quorum.py::test_the_window_takes_in_more_and_ends_in_time",
+        ),
+    ),
+    PlantedBug(
+        "the grace window outlasts the slack of one that came",
+        (
+            Edit(
+                f"{SHARD_CORE}/quorum.py",
+                "    return max(quorum_ms, min((window_ms, *noticed)))\n",
+                "    return max(quorum_ms, window_ms)\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/core/test_quorum.py::test_the_window_ends_before_one_that_came_would_notice",
+        ),
+    ),
+    PlantedBug(
+        "a clock waits out its window though nobody can come",
+        (
+            Edit(
+                f"{SHARD_CORE}/quorum.py",
+                "    if len(times) >= active_count:\n",
+                "    if len(times) > active_count:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/core/test_quorum.py::test_when_all_are_there_the_window_is_over",
+        ),
+    ),
+    PlantedBug(
+        "a quorum waits for workers without data",
+        (
+            Edit(
+                f"{SHARD_CORE}/clock_commits.py",
+                "        active_count = len(contributors) - weightless_count - "
+                "waiting_count\n",
+                "        active_count = len(contributors) - weightless_count\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/core/test_quorum.py::test_workers_without_data_are_neither_waited_for_nor_asked",
+        ),
+    ),
+    PlantedBug(
+        "a worker without data is known as such for one clock only",
+        (
+            Edit(
+                f"{SHARD_CORE}/member_on_shard.py",
+                "        return 0 < self.of(push.worker).idle_sequence <= "
+                "push.sequence\n",
+                "        return self.of(push.worker).idle_sequence == push.sequence\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/core/test_quorum.py::test_workers_without_data_are_neither_waited_for_nor_asked",
+        ),
+    ),
+    PlantedBug(
+        "who asks for a lower quorum waits for the clock that is open",
+        (
+            Edit(
+                "psserver/coordinator/core/mode_change.py",
+                "            previous.terms_clock, commit_clock, "
+                "_driven_clock(previous, reports)\n",
+                "            previous.terms_clock, *(r.trailer_clock_max for r in "
+                "reports)\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/test_core_modes.py::test_a_quorum_takes_over_the_clock_that_is_open",
+        ),
+    ),
+    PlantedBug(
+        "the samples of a late push count as dropped",
+        (
+            Edit(
+                "psworker/steps/pushes.py",
+                "            while result.dropped and self._is_due_again(exchange, "
+                "result):\n",
+                "            while result.dropped and False:\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_quorum.py::test_the_samples_of_late_pushes_count_once_and_none_is_dropped",
+        ),
+    ),
 )

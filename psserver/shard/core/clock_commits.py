@@ -239,7 +239,12 @@ class ClockCommits:
         weighty = [worker for worker in weights if worker not in idle]
         merge = None
         if self._state.clocks.has_quorum(clock):
-            arrivals = [self._arrival(worker, entries) for worker in weighty]
+            pushes = (
+                PushId(member.worker, member.sequence_of(clock))
+                for member in contributors
+                if member.worker in weighty
+            )
+            arrivals = [self._arrival(push, entries[push.worker]) for push in pushes]
             merge = self._merge(clock, contributors, arrivals, len(idle))
             if merge is None:
                 return
@@ -259,17 +264,17 @@ class ClockCommits:
                 gradient_scale=0.0 if rules.update.is_measured else 1.0,
             )
 
-    def _arrival(self, worker: WorkerKey, entries: Contributions) -> Arrival:
+    def _arrival(self, push: PushId, entry: PushEntry) -> Arrival:
         """A push with weight of which every shard holds all.
 
         One that has ended has perhaps not said so, and can't be kept waiting.
         """
-        trailer, known = entries[worker].trailer, self._state.of(worker)
+        trailer, known = entry.trailer, self._state.of(push.worker)
         assert trailer is not None, "it has weight"
-        has_ended = self._state.clocks.member_of(worker) is None
+        has_ended = self._state.clocks.member_of(push.worker) is None
         at_ms = 0 if has_ended else known.ready_ms
         slack_ms = None if has_ended else trailer.slack_ms
-        return Arrival(worker, trailer.weight, at_ms, slack_ms)
+        return Arrival(push, trailer.weight, at_ms, slack_ms)
 
     def _merge(
         self,
@@ -282,12 +287,10 @@ class ClockCommits:
 
         Workers that have no data are not waited for, nor asked.
         """
-        here = {arrival.worker for arrival in arrivals}
+        here = {arrival.push for arrival in arrivals}
         pushes = (PushId(m.worker, m.sequence_of(clock)) for m in contributors)
         waiting_count = sum(
-            self._state.on_shard.is_idle(push)
-            for push in pushes
-            if push.worker not in here
+            self._state.on_shard.is_idle(push) for push in pushes if push not in here
         )
         active_count = len(contributors) - weightless_count - waiting_count
         terms, now_ms = self._state.clocks.terms_of(clock), self._state.now_ms

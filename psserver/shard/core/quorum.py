@@ -11,21 +11,22 @@ arXiv 2604.21428, 2026, whose syncer does this for each fragment.
 from collections.abc import Collection
 from typing import NamedTuple
 
-from pswire.membership import ModeTerms, WorkerKey
+from psserver.shard.core.push import PushId
+from pswire.membership import ModeTerms
 
 
 class Arrival(NamedTuple):
     """A push for a clock of which every shard holds all, and which has weight.
 
     Attributes:
-        worker: Whose it is.
+        push: Which one.
         weight: What it counts.
         at_ms: Since when every shard holds it.
         slack_ms: How long after that its worker would notice that the answer is
             missing; None if it has not said.
     """
 
-    worker: WorkerKey
+    push: PushId
     weight: float
     at_ms: int
     slack_ms: int | None = None

@@ -101,7 +101,7 @@ class ShardHistory:
                 window_ms=merge.window_ms,
                 closed_ms=merge.closed_ms,
                 arrivals=[
-                    [*each.worker, each.weight, each.at_ms, each.slack_ms]
+                    [*_push(each.push), each.weight, each.at_ms, each.slack_ms]
                     for each in merge.arrivals
                 ],
             )

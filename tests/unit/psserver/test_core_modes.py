@@ -10,6 +10,7 @@ from psserver.edge.coordinator_settings import JobPhase
 from psserver.edge.fence_report import WorkerHolding
 from pswire.limits import STALENESS_BOUND_MAX
 from pswire.membership import (
+    ClockChoice,
     FenceKind,
     Mode,
     ModeTerms,
@@ -168,6 +169,23 @@ def test_there_and_back_again_no_clock_goes_back() -> None:
     assert clocks == [10, 40, 42, 43]
     assert place_of(job.record, "a") == (43, 14)
     assert place_of(job.record, "b") == (43, 43)
+
+
+def test_a_quorum_takes_over_the_clock_that_is_open() -> None:
+    """Unless some shard has begun it, or has committed it, or all have all of it."""
+    job = running("a", "b")
+    lower, quorum = ModeTerms(Mode.QUORUM, quorum=1), ModeTerms(Mode.QUORUM, quorum=2)
+    job.core.set_mode(quorum, job.now_ms)
+    job.report_all(applied=5, trailer=6)
+    assert (job.record.mode_clock, job.record.terms_clock) == (0, 5)
+    assert job.record.terms == quorum
+    job.core.set_mode(lower, job.now_ms)
+    report = job.report_of(applied=6, trailer=7)
+    job.send_all(replace(report, chosen=ClockChoice(7, (key("a"),))))
+    assert (job.record.mode_clock, job.record.terms_clock) == (0, 7)
+    ask(job, Mode.ASP)
+    job.report_all(applied=7, trailer=8)
+    assert (job.record.mode_clock, job.record.terms_clock) == (8, 8)
 
 
 def test_with_nobody_there_a_mode_begins_where_the_last_ones_were() -> None:

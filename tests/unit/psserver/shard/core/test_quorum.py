@@ -1,0 +1,219 @@
+"""When a clock of mode quorum closes, and with whom, on one shard."""
+
+from dataclasses import replace
+
+import pytest
+
+from psserver.shard.core.effects import ApplyChunk, ClockClosed, WakeAt
+from psserver.shard.core.push import PushId
+from psserver.shard.core.quorum import Arrival, closes_at_ms
+from psserver.shard.core.shard_state import ShardRules
+from pswire.membership import ClockChoice, Mode, ModeTerms, Record, WorkerKey
+from pswire.outcome import Outcome
+from tests.doubles.core_values import chunk, key, push_id, record, trailer
+from tests.doubles.driven_shard import DrivenShard
+
+NAMES = "abcd"
+
+
+def terms(generation: int = 1, names: str = NAMES, **values: int) -> Record:
+    """A record of these members in mode quorum."""
+    found = record(dict.fromkeys(names, 0), generation=generation, mode=Mode.QUORUM)
+    return replace(found, **values)  # type: ignore[arg-type]
+
+
+def first_shard() -> DrivenShard:
+    return DrivenShard({}, [0], rules=ShardRules(is_first=True))
+
+
+def shard_with(quorum: int, window_ms: int = 0, names: str = NAMES) -> DrivenShard:
+    shard = first_shard()
+    shard.install(terms(names=names, quorum=quorum, grace_window_ms=window_ms))
+    return shard
+
+
+def come(
+    shard: DrivenShard,
+    name: str,
+    now_ms: int,
+    sequence: int = 1,
+    weight: float = 1.0,
+    slack_ms: int | None = None,
+) -> None:
+    """A worker pushes, and says that every shard holds all of it."""
+    push = PushId(key(name), sequence)
+    chunks = [0] if weight else []
+    entry = shard.open(push, now_ms)
+    what = replace(trailer(chunks, weight=weight), slack_ms=slack_ms)
+    shard.core.add_trailer(push, entry, what)
+    for index in chunks:
+        shard.core.add_chunk(push, entry, index, chunk(f"{push}"))
+    shard.core.ready(key(name), sequence, now_ms)
+
+
+def chosen(shard: DrivenShard, name: str, sequence: int = 1) -> str | None:
+    """Names of those that the clock consists of, None while it is open."""
+    found = shard.core.choice_for(key(name), sequence)
+    return None if found is None else "".join(w.worker_id for w in found.workers)
+
+
+def test_a_clock_closes_with_as_many_as_the_quorum_says() -> None:
+    shard = shard_with(2)
+    come(shard, "c", 5)
+    assert chosen(shard, "c") is None
+    come(shard, "a", 7)
+    assert chosen(shard, "a") == chosen(shard, "c") == "ac"
+    come(shard, "b", 7)
+    assert chosen(shard, "b") == "ac"  # once and for all
+
+
+def test_nothing_is_applied_before_the_commit_and_the_late_push_is_dropped() -> None:
+    shard = shard_with(2)
+    come(shard, "a", 0)
+    come(shard, "b", 0)
+    assert shard.apply_all() == []
+    assert shard.core.commit(key("a"), ClockChoice(1, (key("a"), key("b"))))
+    (order,) = shard.apply_all()
+    assert [part.worker_id for part in order.contributions] == ["a", "b"]
+    applied, dropped = Outcome.APPLIED, Outcome.DROPPED
+    assert shard.outcomes() == {"a": applied, "b": applied, "c": dropped, "d": dropped}
+    come_late = PushId(key("c"), 1)
+    shard.send_trailer(come_late, trailer([0]))
+    reply = shard.core.reply_to(come_late)
+    assert reply is not None
+    assert (reply.outcome, reply.closed_sequence) == (Outcome.DROPPED, 1)
+    assert shard.core.on_shard.window_of(key("c")).ranges == []
+
+
+def test_one_that_was_not_chosen_commits_for_those_that_are_stopped() -> None:
+    shard = shard_with(1)
+    come(shard, "a", 0)
+    come(shard, "b", 1)
+    assert chosen(shard, "b") == "a"
+    assert shard.core.commit(key("b"), ClockChoice(1, (key("a"),)))
+    (order,) = shard.apply_all()
+    assert [part.worker_id for part in order.contributions] == ["a"]
+
+
+def test_the_window_takes_in_more_and_ends_in_time() -> None:
+    shard = shard_with(2, window_ms=100)
+    come(shard, "a", 1_000)
+    come(shard, "b", 1_040)
+    assert [wake.at_ms for wake in shard.of(WakeAt)] == [1_140]
+    come(shard, "c", 1_139)
+    assert chosen(shard, "a") is None
+    shard.core.wake(1_139)
+    assert chosen(shard, "a") is None
+    assert [w.at_ms for w in shard.of(WakeAt)] == [1_140] * 2  # it was too early
+    shard.core.wake(1_140)
+    assert chosen(shard, "a") == "abc"
+    (closed,) = shard.of(ClockClosed)
+    assert (closed.merge.closed_ms, closed.merge.needed_count) == (1_140, 2)
+
+
+def test_when_all_are_there_the_window_is_over() -> None:
+    shard = shard_with(2, window_ms=10_000)
+    for now_ms, name in enumerate(NAMES):
+        assert chosen(shard, name) is None
+        come(shard, name, now_ms)
+    assert chosen(shard, "a") == NAMES
+
+
+def test_the_window_ends_before_one_that_came_would_notice() -> None:
+    shard = shard_with(2, window_ms=1_000)
+    come(shard, "a", 100, slack_ms=70)
+    come(shard, "b", 120, slack_ms=900)
+    come(shard, "c", 130, slack_ms=20)
+    assert [wake.at_ms for wake in shard.of(WakeAt)] == [170, 150]
+    shard.core.wake(150)
+    assert chosen(shard, "a") == "abc"
+
+
+def test_workers_without_data_are_neither_waited_for_nor_asked() -> None:
+    shard = shard_with(3, window_ms=5_000, names="abc")
+    shard.core.await_contribution(key("b"), 1, 0)
+    come(shard, "a", 10)
+    assert chosen(shard, "a") is None
+    shard.core.await_contribution(key("c"), 1, 20)
+    assert chosen(shard, "a") == "a"
+    shard.core.commit(key("a"), ClockChoice(1, (key("a"),)))
+    shard.apply_all()
+    # They still have none for the clocks that follow.
+    come(shard, "a", 30, sequence=2)
+    assert chosen(shard, "a", 2) == "a"
+    shard.core.withdraw_awaiting(key("c"))
+    shard.core.commit(key("a"), ClockChoice(2, (key("a"),)))
+    shard.apply_all()
+    come(shard, "a", 40, sequence=3)
+    assert chosen(shard, "a", 3) is None
+
+
+def test_pushes_of_weight_0_count_for_no_quorum() -> None:
+    shard = shard_with(2)
+    come(shard, "a", 0, weight=0)
+    come(shard, "b", 1)
+    assert chosen(shard, "a") is None
+    come(shard, "c", 2)
+    assert chosen(shard, "a") == "abc"
+    (closed,) = shard.of(ClockClosed)
+    assert {a.push.worker.worker_id for a in closed.merge.arrivals} == {"b", "c"}
+    assert closed.merge.active_count == 3
+
+
+def test_another_quorum_holds_for_the_clock_that_is_open() -> None:
+    shard = shard_with(3)
+    come(shard, "a", 0)
+    come(shard, "b", 0)
+    shard.install(terms(2, quorum=2))
+    assert chosen(shard, "a") == "ab"
+
+
+def test_a_clock_that_bsp_has_begun_needs_everybody() -> None:
+    shard = first_shard()
+    shard.install(record(dict.fromkeys(NAMES, 0)))
+    shard.install(terms(2, quorum=1, terms_clock=1))
+    for name in NAMES:
+        assert shard.of(ApplyChunk) == []
+        shard.push(name, chunks=[0])
+    assert len(shard.apply_all()) == 1
+    come(shard, "b", 0, sequence=2)
+    assert chosen(shard, "b", 2) == "b"
+
+
+def test_an_orphan_closes_no_clock() -> None:
+    shard = shard_with(1, window_ms=10)
+    come(shard, "a", 0)
+    shard.core.set_orphaned(True)
+    shard.core.wake(50)
+    assert chosen(shard, "a") is None
+    shard.core.set_orphaned(False)
+    assert chosen(shard, "a") == "a"
+
+
+@pytest.mark.parametrize(
+    ("times", "active", "ends"),
+    [
+        ((), 3, None),
+        ((5,), 3, None),
+        ((5, 9), 3, 109),
+        ((9, 5, 50), 4, 109),
+        ((5, 9, 50), 3, 50),
+        ((5,), 1, 5),
+    ],
+)
+def test_when_a_clock_closes(
+    times: tuple[int, ...], active: int, ends: int | None
+) -> None:
+    terms = ModeTerms(Mode.QUORUM, quorum=2, grace_window_ms=100)
+    arrivals = [
+        Arrival(PushId(WorkerKey(str(n), 1), 1), 1.0, at_ms)
+        for n, at_ms in enumerate(times)
+    ]
+    assert closes_at_ms(terms, arrivals, active) == ends
+
+
+def test_the_ids_are_those_of_the_shard() -> None:
+    shard = shard_with(1)
+    come(shard, "a", 0)
+    (closed,) = shard.of(ClockClosed)
+    assert closed.merge.arrivals == (Arrival(push_id("a"), 1.0, 0),)
