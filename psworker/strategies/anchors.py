@@ -93,10 +93,9 @@ class Anchors:
         }
         self.models = {id(models[name]): twin for name, twin in twins.items()}
         self._anchor = anchor = bind_models(twins).tensors
-        indexes = own.index_of_tensors()
-        held = set(_held_indexes(optimizers, indexes))
         self._entries = entries = own.schema.entries
-        held -= {i for i in held if entries[i].kind is not EntryKind.PARAMETER}
+        self._optimizers = tuple(optimizers)
+        self._held = held = self._held_in(own.tensors)
         ordered = sorted(held)
         names = [f"{entries[i].model} {entries[i].name}" for i in ordered]
         sizes = [anchor[i].numel() for i in ordered]
@@ -130,9 +129,9 @@ class Anchors:
         }
 
     @property
-    def parameters(self) -> list[torch.Tensor]:
-        """The worker's own, of all fragments."""
-        return [each for fragment in self.fragments for each in fragment.local]
+    def tensors(self) -> list[torch.Tensor]:
+        """All of the worker's own."""
+        return self._declared.tensors
 
     @property
     def devices(self) -> set[torch.device]:
@@ -150,6 +149,35 @@ class Anchors:
             if own.device != anchor.device:
                 anchor.data = anchor.data.to(own.device)
             self._versions.pop(index, None)
+
+    def take_up(self) -> list[torch.Tensor]:
+        """Takes parameters that optimizers have by now into the last fragment.
+
+        Returns:
+            The twins' of these.
+
+        Raises:
+            ConfigurationError: One belongs to no prepared model.
+        """
+        counts = (len(g["params"]) for o in self._optimizers for g in o.param_groups)
+        if sum(counts) == len(self._held):
+            return []
+        new = sorted(self._held_in(self._declared.tensors) - self._held)
+        self._held.update(new)
+        self._declared.hold(new)
+        last = self.fragments[-1]
+        last.local.extend(self._declared.tensors[index] for index in new)
+        last.anchor.extend(self._anchor[index] for index in new)
+        return [self._anchor[index] for index in new]
+
+    def _held_in(self, tensors: Sequence[torch.Tensor]) -> set[int]:
+        """Entries of the parameters that optimizers have."""
+        indexes = {id(tensor): index for index, tensor in enumerate(tensors)}
+        return {
+            index
+            for index in _held_indexes(self._optimizers, indexes)
+            if self._entries[index].kind is EntryKind.PARAMETER
+        }
 
     def published(self, what: Sequence[Published]) -> list[torch.Tensor]:
         """The twins' tensors of what a script publishes, with the script's values.

@@ -146,7 +146,7 @@ class Engine:
         self._push_s = 0.0  # of the newest push
         self._shown_round: int | None = None
         self.models: Sequence[nn.Module] = tuple(models.values())
-        self.parameters: Sequence[torch.Tensor] = self._anchors.parameters
+        self.parameters: Sequence[torch.Tensor] = self._anchors.tensors
         self.optimizers: Sequence[Optimizer] = tuple(optimizers.values())
         outers = [strategy.outer(each.anchor) for each in self._anchors.fragments]
         twins = self._twins_of(call, outers)
@@ -452,6 +452,8 @@ class Engine:
             is_beside: Whether it only begins: the script goes on meanwhile.
         """
         self._anchors.look()
+        if new := self._anchors.take_up():
+            self._outers[-1].add_param_group({"params": new})
         progress = self._progress()
         fragment = self._anchors.fragments[progress.fragment]
         if self._strategy.pulls_first:

@@ -14,7 +14,15 @@ from torch.utils.data import DataLoader, TensorDataset
 import psworker
 from pswire.membership import Mode
 from psworker.strategies.strategy import InnerState
-from tests.integration.job import Job, connect, deviation, run_workers
+from tests.doubles.fault_proxy import FaultProxy
+from tests.integration.job import (
+    Crew,
+    Job,
+    connect,
+    deviation,
+    run_workers,
+    worker_behind,
+)
 
 SAMPLE_COUNT = 60
 WORKER_IDS = ("w0", "w1", "w2")
@@ -476,3 +484,75 @@ def test_copies_of_a_model_are_the_scripts_own(tmp_path: Path) -> None:
     for each in (model, *copies):
         each.train()
         each(inputs)  # after the connection
+
+
+def test_layers_that_an_optimizer_takes_up_later_train_from_then_on(
+    tmp_path: Path,
+) -> None:
+    def work(ps: psworker.Connection, worker_id: str) -> Any:  # noqa: ANN401
+        base, head = _model(), nn.Linear(2, 2, bias=False)
+        with torch.no_grad():
+            head.weight.copy_(torch.eye(2))
+        model = nn.Sequential(base, head)
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        ps.prepare(model, optimizer, strategy=psworker.LocalSteps(2))
+        first = base.weight.detach().clone()
+        for number in range(4):
+            _own_step(model, optimizer, worker_id, number)
+        assert deviation([base.weight.detach()], [first]) == 0
+        optimizer.add_param_group({"params": [*base.parameters()]})
+        for number in range(4):
+            _own_step(model, optimizer, worker_id, number)
+        assert ps.clock == 4
+        assert deviation([base.weight.detach()], [first]) > 0.01
+        return [each.detach().clone() for each in model.parameters()]
+
+    with Job(tmp_path, workers_min=2) as job:
+        found = _pair(job, work)
+    assert deviation(found["w0"], found["w1"]) == 0
+
+
+def test_the_data_of_a_round_that_is_lost_goes_back_and_its_worker_begins_anew(
+    tmp_path: Path,
+) -> None:
+    is_out, has_begun = threading.Event(), threading.Event()
+    both_are_here = threading.Barrier(2, timeout=30)
+    seen: dict[str, list[int]] = {"w0": [], "w1": []}
+    with (
+        Job(tmp_path, lease_ttl_ms=1_500, sockets=True) as job,
+        FaultProxy(job.address) as proxy,
+    ):
+
+        def work(worker_id: str) -> tuple[Any, list[torch.Tensor], int]:
+            address = proxy.address if worker_id == "w0" else job.address
+            with connect(job, worker_id, address=address) as ps:
+                model = _model()
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                *_, loader = ps.prepare(
+                    model, optimizer, _loader(), strategy=psworker.LocalSteps(4)
+                )
+                both_are_here.wait()
+                for inputs, indices in loader:
+                    seen[worker_id] += indices.tolist()
+                    _step(model, optimizer, inputs)
+                    if worker_id == "w0" and len(seen["w0"]) == 8:
+                        has_begun.set()
+                        assert is_out.wait(30)
+                values = [each.detach().clone() for each in model.parameters()]
+                return loader.report, values, worker_behind(ps)._stepper.rejoin_count  # type: ignore[union-attr]
+
+        with Crew(dict.fromkeys(("w0", "w1"), work)) as crew:
+            assert has_begun.wait(30)
+            proxy.refuse()
+            job.wait_record(lambda record: len(record.members) == 1)
+            proxy.heal()
+            is_out.set()
+            found = crew.results()
+    for report, _, _ in found.values():
+        assert report.is_complete, report
+    assert found["w0"][2] == 1
+    assert deviation(found["w0"][1], found["w1"][1]) == 0
+    everything = seen["w0"] + seen["w1"]
+    assert set(everything) == set(range(SAMPLE_COUNT))
+    # The batches of the lost round, and at most one in hand, were trained again.
+    assert len(everything) - SAMPLE_COUNT in (8, 12, 16, 20)

@@ -235,3 +235,61 @@ def test_processes_that_push_as_one_train_what_is_left_of_the_epoch_returned_to(
         assert [each.epoch for each in epochs if each.is_closed] == [*range(EPOCHS)]
         assert job.coordinator.core.progress.start_point is not None
         assert job.coordinator.core.progress.start_point.clock == clocks[0]
+
+
+def train_locally(
+    job: Job, worker_id: str, after_step: Callable[[str, int], object] = lambda *_: None
+) -> tuple[str, float, int]:
+    """Rounds of local steps; a digest of the model, the rate, and the clock."""
+    count = 0
+    with connect(job, worker_id) as ps:
+        with ONE_AFTER_THE_OTHER:
+            torch.manual_seed(0)
+            model: Any = nn.Linear(8, 2)
+            inputs = torch.randn(BATCH_SIZE * STEPS_OF_EPOCH * len(WORKERS), 8)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader: Any = DataLoader(
+            TensorDataset(inputs), batch_size=BATCH_SIZE, shuffle=True
+        )
+        scheduler: Any = lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+        model, optimizer, loader, scheduler = ps.prepare(
+            model, optimizer, loader, scheduler, strategy=psworker.LocalSteps(2)
+        )
+        for epoch in range(EPOCHS):
+            loader.set_epoch(epoch)
+            for (batch,) in loader:
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+                count += 1
+                after_step(worker_id, count)
+            scheduler.step()
+        return digest(model.state_dict()), optimizer.param_groups[0]["lr"], ps.clock
+
+
+@pytest.mark.timeout(120)
+def test_rounds_of_local_steps_go_on_from_the_checkpoint(tmp_path: Path) -> None:
+    """With an inner optimizer without state the end is that of a job without a loss."""
+    with job_in(tmp_path / "one", job_seed=5) as job:
+        works = dict.fromkeys(WORKERS, lambda name: train_locally(job, name))
+        with Crew(works) as crew:
+            expected = crew.results()
+    assert {clock for _, _, clock in expected.values()} == {3 * EPOCHS}
+    with (
+        job_in(tmp_path / "two", job_seed=5, lease_ttl_ms=2_000) as job,
+        ThreadPoolExecutor(1) as saver,
+    ):
+        saving: list[Future[Any]] = []
+
+        def disturb(worker_id: str, step: int) -> None:
+            if worker_id == "a" and step == 7 and not saving:
+                saving.append(saver.submit(save, job))
+            elif worker_id == "a" and step == 11 and saving[0] is not None:
+                saving[0].result(30)
+                saving[0] = None  # type: ignore[call-overload]
+                job.replace_shard(1)
+
+        works = dict.fromkeys(WORKERS, lambda name: train_locally(job, name, disturb))
+        with Crew(works) as crew:
+            found = crew.results()
+    assert found == expected
