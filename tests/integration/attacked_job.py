@@ -252,14 +252,14 @@ class AttackedJob:
             options=[("grpc.use_local_subchannel_pool", 1)],
         )
 
-    def http2(self, address: str, role: Role | None) -> Http2Client:
-        """A connection that is spoken to in frames."""
+    def http2(self, address: str, role: Role | None, *, speaks: bool) -> Http2Client:
+        """A connection that is spoken to in frames, or as a caller likes."""
         files, metadata = self._shown(role)
         context = ssl.create_default_context(cafile=files.ca)
         context.set_alpn_protocols(["h2"])
         if files.certificate is not None:
             context.load_cert_chain(files.certificate, files.key)
-        return Http2Client(address, tls=context, headers=dict(metadata))
+        return Http2Client(address, speaks=speaks, tls=context, headers=dict(metadata))
 
     def _shown(self, role: Role | None) -> tuple[TlsFiles, Metadata]:
         files = self._certificates.files("reader" if role is None else _FOLDERS[role])
@@ -285,6 +285,7 @@ class AttackedJob:
         processes = self._processes
         processes.start_daemon(
             *("coordinator", "coordinator", "--listen=127.0.0.1:0"),
+            "--admin-listen=127.0.0.1:0",
             *(f"--shards={SHARD_COUNT}", f"--min-workers={len(WORKERS)}"),
             f"--checkpoint-dir={self._folder / 'checkpoints'}",
             *options,
@@ -371,6 +372,7 @@ class AttackedTarget(Forger):
         (self._spec,) = prepared.specs.values()
         status = job.status()
         self._job_id: str = status["job"]["job_id"]
+        self._admin_url: str = status["admin_url"]
         shard = status["shards"][0]
         self._shard_incarnation: int = shard["incarnation"]
         self._shard_address: str = shard["address"]
@@ -412,6 +414,11 @@ class AttackedTarget(Forger):
     def shard_address(self) -> str:
         return self._shard_address
 
+    @property
+    @override
+    def admin_url(self) -> str:
+        return self._admin_url
+
     @override
     def state(self) -> tuple[object, ...]:
         return self._job.state()
@@ -432,9 +439,9 @@ class AttackedTarget(Forger):
         return cast("grpc.Channel", made)
 
     @override
-    def http2(self, address: str) -> Http2Client:
+    def http2(self, address: str, *, speaks: bool = True) -> Http2Client:
         role = {Attacker.ENTITLED: Role.WORKER, Attacker.READER: Role.READER}
-        return self._job.http2(address, role.get(self._attacker))
+        return self._job.http2(address, role.get(self._attacker), speaks=speaks)
 
 
 _LEAST_FIRST: Final = (Role.READER, Role.WORKER, Role.SHARD, Role.ADMIN)

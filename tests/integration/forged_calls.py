@@ -1,5 +1,6 @@
 """What a forger needs to speak for a member of a running job."""
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -86,6 +87,11 @@ class Forger(ABC):
     def shard_address(self) -> str:
         """`HOST:PORT` of the first shard."""
 
+    @property
+    @abstractmethod
+    def admin_url(self) -> str:
+        """Of the coordinator's admin port."""
+
     @abstractmethod
     def state(self) -> object:
         """All that must not change, to be compared."""
@@ -96,9 +102,13 @@ class Forger(ABC):
             address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
 
-    def http2(self, address: str) -> Http2Client:
-        """A connection that is spoken to in frames."""
-        return Http2Client(address)
+    def http2(self, address: str, *, speaks: bool = True) -> Http2Client:
+        """A connection that is spoken to in frames, or as a caller likes."""
+        return Http2Client(address, speaks=speaks)
+
+    def admin(self) -> socket.socket:
+        """A connection to the admin port that has said nothing yet."""
+        return self.http2(self.admin_url.split("/")[2], speaks=False).socket
 
     def header(self, **changes: Any) -> bytes:  # noqa: ANN401, fields of a message
         """A header that is right but for the changes."""
@@ -202,6 +212,11 @@ class Target(Forger):
     @override
     def shard_address(self) -> str:
         return self.job.shard_addresses()[0]
+
+    @property
+    @override
+    def admin_url(self) -> str:
+        return self.job.coordinator.admin_url
 
     @override
     def state(self) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -359,6 +359,70 @@ def snapshot(t: Forger, **changes: Any) -> Outcome:  # noqa: ANN401
     )
 
 
+# Rows that speak HTTP, to the admin port of the coordinator
+
+
+def asked(t: Forger, *parts: bytes) -> Outcome:
+    """What comes of some bytes."""
+    with suppress(*_ENDED), t.admin() as connection:
+        for part in parts:
+            connection.sendall(part)
+        answer = connection.recv(1 << 16)
+        while b"\r\n\r\n" in answer and (part := connection.recv(1 << 16)):
+            answer += part
+        if answer:
+            head, _, body = answer.decode().partition("\r\n\r\n")
+            return head.split()[1], body
+    return CLOSED, ""
+
+
+def asks_slowly(t: Forger) -> Outcome:
+    """A byte of the headers at a time."""
+    with suppress(*_ENDED), t.admin() as connection:
+        connection.settimeout(0.05)
+        for byte in b"GET /status HTTP/1.1\r\n" + b"X: y\r\n" * 1_000:
+            connection.sendall(bytes((byte,)))
+            with suppress(TimeoutError):
+                return (CLOSED if not connection.recv(1) else "answered"), ""
+    return CLOSED, ""
+
+
+def asks_for_many(t: Forger) -> Outcome:
+    """More connections than there is room for; the next caller is answered."""
+    with ExitStack() as stack:
+        for _ in range(2 * LIMITS.admin_connections):
+            stack.enter_context(t.admin())
+        return asked(t, request_of("/healthz"))
+
+
+def request_of(
+    path: str, *headers: str, method: str = "GET", alive: bool = False
+) -> bytes:
+    after = "keep-alive" if alive else "close"
+    lines = (f"{method} {path} HTTP/1.1", f"Connection: {after}", *headers)
+    host = () if any("Host" in each for each in headers) else ("Host: localhost",)
+    return "\r\n".join([*lines, *host, "", ""]).encode()
+
+
+def reads_nothing(t: Forger) -> Outcome:
+    """Asks for the page many times, on all connections; the next caller is answered."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    with ExitStack() as stack:
+        for _ in range(LIMITS.admin_connections):
+            connection = stack.enter_context(t.admin())
+            connection.settimeout(0.05)
+            with suppress(TimeoutError, *_ENDED):
+                connection.sendall(request_of("/page.js", alive=True) * 1_000)
+        while (found := asked(t, request_of("/healthz")))[0] == CLOSED:
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(0.05)
+        return found
+
+
+_ENDED: Final = (ConnectionError, ssl.SSLError)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A case.
@@ -367,15 +431,16 @@ class Row:
         attack: Does it; how it ended.
         outcome: How it has to end, a regular expression.
         words: What the text has to have.
+        is_slow: Whether it takes ten seconds where nothing shortens times.
     """
 
     attack: Callable[[Forger], Outcome]
     outcome: str
     words: str = ""
+    is_slow: bool = False
 
 
-def row(attack: Callable[[Forger], Outcome], outcome: str, words: str = "") -> Row:
-    return Row(attack, outcome, words)
+row = Row
 
 
 MODEL: Final = [entry(), entry(name="1")]
@@ -629,4 +694,55 @@ ROWS: Final[dict[str, Row]] = {
         ),
         "UNAVAILABLE CHECKPOINT_FAILED",
     ),
+    "HTTP, no HTTP": row(lambda t: asked(t, b"\x16\x03\x01\x00\r\n\r\n"), "400"),
+    "HTTP, slow headers": row(asks_slowly, CLOSED, is_slow=True),
+    "HTTP, endless headers": row(
+        lambda t: asked(t, b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000),
+        f"400|{CLOSED}",
+    ),
+    # Who still sends when the connection ends may not see the answer.
+    "HTTP, endless body": row(
+        lambda t: asked(
+            t,
+            request_of("/status", "Content-Length: 10000000000", method="POST"),
+            *([b"x" * 4096] * 20),
+        ),
+        f"413|{CLOSED}",
+    ),
+    "HTTP, body in chunks": row(
+        lambda t: asked(
+            t,
+            request_of("/status", "Transfer-Encoding: chunked", method="POST"),
+            *([b"1000\r\n" + b"x" * 4096 + b"\r\n"] * 20),
+        ),
+        f"411|{CLOSED}",
+    ),
+    "HTTP, many connections": row(asks_for_many, "200", "ok"),
+    "HTTP, another host": row(
+        lambda t: asked(t, request_of("/status", "Host: a.example")),
+        "421|401",
+        "a.example|token",
+    ),
+    "HTTP, a host that steers": row(
+        lambda t: asked(t, request_of("/status", "Host: a\x1b[2J.example")),
+        "400|421|401",
+    ),
+    "HTTP, out of the folder": row(
+        lambda t: asked(t, request_of("/../../../../etc/passwd")),
+        "404|401",
+    ),
+    "HTTP, out of the folder, encoded": row(
+        lambda t: asked(t, request_of("/%2e%2e/%2e%2e/%2e%2e/etc/passwd")),
+        "404|401",
+    ),
+    "HTTP, an unknown method": row(
+        lambda t: asked(t, request_of("/healthz", method="BREW")),
+        "401|403|404|405",
+    ),
+    "HTTP, a number that is none": row(
+        lambda t: asked(t, request_of("/events?after=" + "9" * 5_000)),
+        "400|401",
+        "after|token",
+    ),
+    "HTTP, answers that nobody reads": row(reads_nothing, "200", "ok"),
 }

@@ -125,6 +125,8 @@ def test_who_may_not_call_disturbs_no_training(
     job.release()
     with closing(AttackedTarget(job, attacker)) as target:
         for name, case in ROWS.items():
+            if case.is_slow:
+                continue  # it is tried beside members that wait
             found = outcome, text = case.attack(target)
             if not re.match(f"{refused}|{case.outcome}", outcome):
                 wrong[name] = found

@@ -12,10 +12,9 @@ by more than one call. `ELSEWHERE` says which tests show the cases that are not 
 
 import os
 import re
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +28,7 @@ from psserver.config import ListenConfig
 from pswire.addresses import Address
 from tests.doubles.resident_memory import MIB, resident_of
 from tests.integration.forged_calls import Target, assert_readable
-from tests.integration.hostile_table import CLOSED, LIMITS, ROWS, TIMEOUT_S, Outcome
+from tests.integration.hostile_table import LIMITS, ROWS
 from tests.integration.job import Job, connect, run_workers
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -63,6 +62,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         # What ends a push that lacks its trailer looks at it so often.
         patch.setattr("psserver.shard.rpc.parameter_service.WAITING_INTERVAL_MS", 50)
         patch.setattr("psserver.edge.admin.REQUEST_S", 1.0)
+        patch.setattr("psserver.edge.admin.UNREAD_KEPT_S", 0.0)
         members = {name: stack.enter_context(connect(job, name)) for name in NAMES}
         trained = run_workers(
             dict.fromkeys(NAMES, lambda name: _prepared(members[name]))
@@ -175,138 +175,17 @@ ELSEWHERE: Final = {
 updates, so that 61 has nothing to be about."""
 
 
-# By HTTP, to the admin port of the coordinator
-
-
-def asked(t: Target, *parts: bytes) -> Outcome:
-    """What comes of some bytes."""
-    with _connected(t) as connection, suppress(ConnectionError):
-        for part in parts:
-            connection.sendall(part)
-        answer = connection.recv(1 << 16)
-        while b"\r\n\r\n" in answer and (part := connection.recv(1 << 16)):
-            answer += part
-        if answer:
-            head, _, body = answer.decode().partition("\r\n\r\n")
-            return head.split()[1], body
-    return CLOSED, ""
-
-
-def asks_slowly(t: Target) -> Outcome:
-    """A byte of the headers at a time."""
-    with _connected(t) as connection, suppress(ConnectionError):
-        connection.settimeout(0.05)
-        for byte in b"GET /status HTTP/1.1\r\n" + b"X: y\r\n" * 1_000:
-            connection.sendall(bytes((byte,)))
-            with suppress(TimeoutError):
-                return (CLOSED if not connection.recv(1) else "answered"), ""
-    return CLOSED, ""
-
-
-def asks_for_many(t: Target) -> Outcome:
-    """More connections than there is room for; the next caller is answered."""
-    with ExitStack() as stack:
-        for _ in range(2 * LIMITS.admin_connections):
-            stack.enter_context(_connected(t))
-        return asked(t, request_of("/healthz"))
-
-
-def request_of(path: str, *headers: str, method: str = "GET") -> bytes:
-    lines = (f"{method} {path} HTTP/1.1", "Connection: close", *headers)
-    host = () if any("Host" in each for each in headers) else ("Host: localhost",)
-    return "\r\n".join([*lines, *host, "", ""]).encode()
-
-
-def _connected(t: Target) -> socket.socket:
-    host, _, port = t.job.coordinator.admin_url.split("/")[2].rpartition(":")
-    return socket.create_connection((host, int(port)), TIMEOUT_S)
-
-
-HTTP_ROWS: Final[dict[str, tuple[Callable[[Target], Outcome], str, str]]] = {
-    "no HTTP": (lambda t: asked(t, b"\x16\x03\x01\x00\r\n\r\n"), "400", ""),
-    "slow headers": (asks_slowly, CLOSED, ""),
-    "endless headers": (
-        lambda t: asked(t, b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000),
-        f"400|{CLOSED}",
-        "",
-    ),
-    # Who still sends when the connection ends may not see the answer.
-    "endless body": (
-        lambda t: asked(
-            t,
-            request_of("/status", "Content-Length: 10000000000", method="POST"),
-            *([b"x" * 4096] * 20),
-        ),
-        f"413|{CLOSED}",
-        "",
-    ),
-    "body in chunks": (
-        lambda t: asked(
-            t,
-            request_of("/status", "Transfer-Encoding: chunked", method="POST"),
-            *([b"1000\r\n" + b"x" * 4096 + b"\r\n"] * 20),
-        ),
-        f"411|{CLOSED}",
-        "",
-    ),
-    "many connections": (asks_for_many, "200", "ok"),
-    "another host": (
-        lambda t: asked(t, request_of("/status", "Host: a.example")),
-        "421",
-        "a.example",
-    ),
-    "a host that steers": (
-        lambda t: asked(t, request_of("/status", "Host: a\x1b[2J.example")),
-        "400|421",
-        "",
-    ),
-    "out of the folder": (
-        lambda t: asked(t, request_of("/../../../../etc/passwd")),
-        "404",
-        "",
-    ),
-    "out of the folder, encoded": (
-        lambda t: asked(t, request_of("/%2e%2e/%2e%2e/%2e%2e/etc/passwd")),
-        "404",
-        "",
-    ),
-    "an unknown method": (
-        lambda t: asked(t, request_of("/healthz", method="BREW")),
-        "404|405",
-        "",
-    ),
-    "a number that is none": (
-        lambda t: asked(t, request_of("/events?after=" + "9" * 5_000)),
-        "400",
-        "after",
-    ),
-}
-
-
 @pytest.mark.parametrize("name", ROWS)
 def test_hostile_input_is_refused_and_disturbs_nobody(
     target: Target, name: str
 ) -> None:
     case = ROWS[name]
-    check_undisturbed(target, case.attack, case.outcome, case.words)
-
-
-@pytest.mark.parametrize("name", HTTP_ROWS)
-def test_hostile_requests_are_refused_and_disturb_nobody(
-    target: Target, name: str
-) -> None:
-    check_undisturbed(target, *HTTP_ROWS[name])
-
-
-def check_undisturbed(
-    target: Target, attack: Callable[[Target], Outcome], wanted: str, words: str
-) -> None:
     before, taken = target.state(), resident_of(os.getpid()).own
 
-    outcome, text = attack(target)
+    outcome, text = case.attack(target)
 
-    assert re.match(wanted, outcome), (outcome, text)
-    assert re.search(words, text, re.DOTALL), text
+    assert re.match(case.outcome, outcome), (outcome, text)
+    assert re.search(case.words, text, re.DOTALL), text
     if text:
         assert_readable(text)
     assert target.state() == before
