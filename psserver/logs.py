@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from pswire import logs
@@ -23,13 +22,25 @@ class RefusalLog:
     """
 
     def __init__(
-        self, log: logging.Logger, clock: Callable[[], float] = time.monotonic
+        self,
+        log: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        lines_max: int = REFUSAL_LINES_MAX,
+        period_s: float = REFUSAL_PERIOD_S,
     ) -> None:
         self._log = log
         self._clock = clock
+        self._lines_max = lines_max
+        self._period_s = period_s
         self._began_s = clock()
         self._line_count = 0
         self._left_out_count = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the period of its last lines is."""
+        return self._clock() - self._began_s >= self._period_s
 
     def warning(
         self, text: str, *args: object, error: BaseException | None = None
@@ -43,10 +54,9 @@ class RefusalLog:
             args: Its arguments.
             error: What the line has the traceback of, which makes it an error.
         """
-        now_s = self._clock()
-        if now_s - self._began_s >= REFUSAL_PERIOD_S:
-            self._began_s, self._line_count = now_s, 0
-        if self._line_count >= REFUSAL_LINES_MAX:
+        if self.is_over:
+            self._began_s, self._line_count = self._clock(), 0
+        if self._line_count >= self._lines_max:
             self._left_out_count += 1
             return
         self._line_count += 1
@@ -67,12 +77,6 @@ PEER_COUNT_MAX: Final = 256
 _OTHERS: Final = "other peers"
 
 
-@dataclass(slots=True)
-class _Told:
-    at_s: float
-    left_out_count: int = 0
-
-
 class PeerLog:
     """Lines about what peers may not do: one a minute for each.
 
@@ -84,37 +88,22 @@ class PeerLog:
     ) -> None:
         self._log = log
         self._clock = clock
-        self._told: dict[str, _Told] = {}
+        self._logs: dict[str, RefusalLog] = {}
 
     def warning(self, peer: str, text: str) -> None:
         """Writes a line, unless there was one about this peer of late.
 
         The next one says how many were left out.
         """
-        now_s = self._clock()
-        if peer not in self._told and len(self._told) >= PEER_COUNT_MAX:
-            self._forget(now_s)
-            if len(self._told) >= PEER_COUNT_MAX:
+        if peer not in self._logs and len(self._logs) >= PEER_COUNT_MAX:
+            self._logs = {p: log for p, log in self._logs.items() if not log.is_over}
+            if len(self._logs) >= PEER_COUNT_MAX:
                 peer = _OTHERS
-        told = self._told.get(peer)
-        if told is not None and now_s - told.at_s < PEER_PERIOD_S:
-            told.left_out_count += 1
-            return
-        left_out = told.left_out_count if told is not None else 0
-        self._told.pop(peer, None)  # so that the oldest one is the first
-        self._told[peer] = _Told(now_s)
-        more = f" ({left_out} calls like this were left out before)" if left_out else ""
-        self._log.warning("a call from %s is refused: %s%s", peer, text, more)
-
-    def _forget(self, now_s: float) -> None:
-        """Peers of whom nothing is left to say, if the oldest is one."""
-        oldest = next(iter(self._told.values()))
-        if now_s - oldest.at_s >= PEER_PERIOD_S:
-            self._told = {
-                peer: told
-                for peer, told in self._told.items()
-                if now_s - told.at_s < PEER_PERIOD_S
-            }
+        if peer not in self._logs:
+            self._logs[peer] = RefusalLog(
+                self._log, self._clock, lines_max=1, period_s=PEER_PERIOD_S
+            )
+        self._logs[peer].warning("a call from %s is refused: %s", peer, text)
 
 
 def configure_logs(*, role: str, verbose: bool = False, name: str = "") -> None:

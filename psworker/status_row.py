@@ -10,7 +10,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
 from pswire.names import printable
@@ -89,12 +88,7 @@ class StatusRow:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
         if self._taken.lines:

@@ -9,7 +9,6 @@ optimizer.step()
 
 import time
 from os import PathLike
-from types import TracebackType
 from typing import Any, Final, Self
 
 from torch.optim import Optimizer
@@ -49,12 +48,7 @@ class StepWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def watch(self, optimizer: Optimizer) -> None:

@@ -8,7 +8,6 @@ On the event loop.
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from pswire.addresses import Address, parse_address
@@ -294,12 +293,7 @@ class ShardSilence:
         self._wait()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._asking is not None:

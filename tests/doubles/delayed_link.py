@@ -7,7 +7,6 @@ import os
 import struct
 import subprocess
 import threading
-from types import TracebackType
 from typing import Final, Self
 
 TUN: Final = "/dev/net/tun"
@@ -73,12 +72,7 @@ class DelayedLink:
         self._loop.add_reader(second, self._pass_on, second, first)
         self._thread.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._thread.ident is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

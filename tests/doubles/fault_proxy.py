@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 T = TypeVar("T")
@@ -130,12 +129,7 @@ class FaultProxy:
         self._run(self._listen())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -8,7 +8,6 @@ import socket
 import ssl
 import struct
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Final, Self
 from urllib.parse import unquote
 
@@ -98,12 +97,7 @@ class Http2Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.socket.close()
 
     def raw(self, data: bytes) -> None:

@@ -529,10 +529,6 @@ class MemoryNetwork:
         self._servers: dict[str, MemoryServer] = {}
         self._free_ports = itertools.count(20_000)
 
-    def lose_connections(self, address: str) -> None:
-        """Ends all calls to a server as a lost connection does; on its event loop."""
-        self._servers[address].drop_calls("Socket closed")
-
     def bind(self, server: MemoryServer, address: str) -> int:
         host, _, port = address.rpartition(":")
         number = int(port) or next(self._free_ports)

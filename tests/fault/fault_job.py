@@ -137,12 +137,6 @@ class FaultJob:
         self._coordinators.append(child)
         return child
 
-    def wait_listening(self, child: Child) -> None:
-        wait_until(
-            lambda: bool(child.lines()) or child.code is not None,
-            f"{child.name} to listen",
-        )
-
     def start_worker(
         self,
         name: str,
@@ -247,11 +241,6 @@ class FaultJob:
         """Waits for the failpoint that kills the coordinator."""
         assert self.coordinator.wait_end() == -signal.SIGKILL
         self.fault("SIGKILL of the coordinator")
-
-    def expect_end(self, name: str, code: int) -> None:
-        """Waits for a worker that can't go on."""
-        assert self.workers[name].wait_end() == code, self.workers[name].log
-        self._expected[name] = code
 
     def set_mode(self, mode: str, staleness: int | None = None) -> None:
         terms = terms_given(

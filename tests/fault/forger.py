@@ -1,7 +1,6 @@
 """Somebody who sends pushes under another process's name, past its own numbering."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from pswire.membership import WorkerKey
@@ -40,12 +39,7 @@ class Forger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.run(self._calls.close)
         event_loop.release()
 

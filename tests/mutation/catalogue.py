@@ -1623,7 +1623,7 @@ BUGS = (
         (
             Edit(
                 "psserver/logs.py",
-                "        if self._line_count >= REFUSAL_LINES_MAX:\n",
+                "        if self._line_count >= self._lines_max:\n",
                 "        if self._line_count < 0:\n",
             ),
         ),

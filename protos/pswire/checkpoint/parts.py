@@ -9,7 +9,6 @@ import threading
 from collections.abc import Mapping
 from io import RawIOBase
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 import torch
@@ -170,12 +169,7 @@ class PartReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from psserver.coordinator.core.coordinator_effects import Persist
@@ -111,12 +110,7 @@ class JobStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._writes.close()
         # All is in the database then: without its log it is whole.
         with suppress(sqlite3.Error):  # no room: the log stays, for the next start

@@ -6,7 +6,6 @@ it is made of. Its calls wait for a disk or a store.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import Final, Self
 
 from psserver.shard.core.core_image import CoreImage
@@ -63,12 +62,7 @@ class SavedImages:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def core(self) -> CoreImage:

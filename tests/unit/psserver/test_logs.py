@@ -72,7 +72,7 @@ def test_each_peer_has_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.messages == [
         "a call from 10.0.0.1 is refused: why",
         "a call from 10.0.0.2 is refused: why",
-        "a call from 10.0.0.1 is refused: why else (99 calls like this were left out "
+        "a call from 10.0.0.1 is refused: why else (99 lines like this were left out "
         "before)",
     ]
 
@@ -85,14 +85,14 @@ def test_any_number_of_peers_has_a_bounded_number_of_lines(
     peers = PeerLog(LOG, clock)
     for number in range(10 * PEER_COUNT_MAX):
         peers.warning(f"peer {number}", "why")
-    assert len(caplog.messages) == len(peers._told) == PEER_COUNT_MAX + 1
+    assert len(caplog.messages) == len(peers._logs) == PEER_COUNT_MAX + 1
     assert caplog.messages[-1] == "a call from other peers is refused: why"
 
     clock.now_s += PEER_PERIOD_S
     caplog.clear()
     peers.warning("one more", "why")
     assert caplog.messages == ["a call from one more is refused: why"]
-    assert len(peers._told) == 1
+    assert len(peers._logs) == 1
 
 
 def test_an_error_has_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
