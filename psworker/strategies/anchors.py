@@ -321,7 +321,7 @@ def _parts(
         raise ConfigurationError(
             f"a model of {len(layers)} trained "
             f"{'layers' if order == 'strided' else 'parameters'} does not go into "
-            f"{count} fragments: ask for fewer"
+            f"{count} fragments: give fragment_count={max(1, len(layers))} or less"
         )
     if order == "sequential":
         return _neighbours(sizes, count)
