@@ -20,8 +20,13 @@ from psserver.shard.core.effects import (
 )
 from psserver.shard.core.push import PushId, Trailer
 from psserver.shard.host.recorder import Recorder
-from psserver.shard.host.recording import RecordingReader
-from psserver.shard.host.replaying import ReplayedPush, ShardReplay, Until
+from psserver.shard.host.recording import RecordingError, RecordingReader
+from psserver.shard.host.replaying import (
+    ReplayedPush,
+    ShardReplay,
+    Until,
+    newest_recordings,
+)
 from psserver.shard.host.shard_model import shard_model
 from psserver.shard.tensors.aggregate import NormLimit
 from psserver.shard.tensors.compressed_gradients import CompressedPayload
@@ -281,6 +286,27 @@ def test_a_push_may_be_dropped_before_its_trailer_is_there(tmp_path: Path) -> No
 
     assert replay.damage == ""
     assert replay.pushes[0] == ReplayedPush(push, outcome="dropped")
+
+
+def test_of_a_folder_the_newest_start_counts_that_has_begun(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="no recording in which a shard has begun"):
+        newest_recordings([tmp_path])
+    settings = JobSettings(job_id="job", shard_count=1)
+    for number in (2, 10):
+        path = Recorded(number, tmp_path / str(number)).run()
+        path.rename(tmp_path / f"shard-0-{number}.recording")
+    # One that waits for its first values, and one that ended while it did.
+    waiting, ended = (
+        Recorder.open(tmp_path, shard_index=0, incarnation=number, settings=settings)
+        for number in (11, 12)
+    )
+    ended.close()
+
+    assert newest_recordings([tmp_path]) == [tmp_path / "shard-0-10.recording"]
+    assert newest_recordings([waiting.path]) == [waiting.path]
+    with pytest.raises(RecordingError, match="ends before all first values are in it"):
+        ShardReplay(waiting.path)
+    waiting.close()
 
 
 @pytest.mark.parametrize("seed", range(2))

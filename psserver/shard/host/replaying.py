@@ -347,7 +347,8 @@ def newest_recordings(paths: Sequence[Path]) -> list[Path]:
 
 def _is_begun(path: Path) -> bool:
     """Whether a shard has come to its values; one that waits for them has not."""
-    return next(RecordingReader(path).entries(), None) is not None
+    first = next(RecordingReader(path).entries(), None)
+    return first is not None and first.kind == "begin"
 
 
 def _decoded(reader: RecordingReader, take: Any) -> Iterator[Any]:  # noqa: ANN401
