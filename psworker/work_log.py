@@ -87,9 +87,13 @@ class WorkLog:
         Nothing changes by another thread than that of its steps, such as one that draws
         batches ahead; nor while it waits for others, by what it sends them meanwhile.
         """
+        is_for_others = self.activity is Activity.IDLE and activity in _OF_STEPS
+        return self.activity if is_for_others else self.go_back(activity)
+
+    def go_back(self, activity: Activity) -> Activity:
+        """As `enter`, and also where the script has waited for others within a step."""
         before = self.activity
-        is_for_others = before is Activity.IDLE and activity in _OF_STEPS
-        if get_ident() == self._thread_id and not is_for_others:
+        if get_ident() == self._thread_id:
             now_s = time.perf_counter()
             since_s, self._since_s = self._since_s, now_s
             self._seconds[before] += now_s - since_s

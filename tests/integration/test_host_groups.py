@@ -9,6 +9,7 @@ from torch import nn
 
 import psworker
 import psworker.data
+from pswire.activity import Activity
 from pswire.membership import Mode
 from pswire.security.tokens import new_token
 from psworker.connection import Connection
@@ -50,6 +51,8 @@ def train(ps: Connection, index: int, model: nn.Module) -> list[torch.Tensor]:
     assert ps.clock == STEP_COUNT
     assert ps.last_push is not None
     assert ps.last_push.outcome == "applied"
+    if ps.is_leader:
+        assert ps._backend.work.read().seconds[Activity.WAITING] > 0
     return [each.detach().clone() for each in model.state_dict().values()]
 
 

@@ -4581,11 +4581,24 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a group's leader is idle while it pushes",
+        (
+            Edit(
+                f"{WORKER}/backends/host/steps.py",
+                "self._work.go_back(before)",
+                "self._work.enter(before)",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_host_groups.py::test_a_group_has_the_numbers_of_one_process_and_repeats_bit_by_bit",
+        ),
+    ),
+    PlantedBug(
         "a push without data counts as waiting for answers",
         (
             Edit(
                 "psworker/work_log.py",
-                "before is Activity.IDLE and activity in _OF_STEPS",
+                "self.activity is Activity.IDLE and activity in _OF_STEPS",
                 "False",
             ),
         ),

@@ -334,7 +334,7 @@ class HostSteps(GroupEntry):
             try:
                 task = self._life.driver.next_task(deadline, log)
             finally:
-                self._work.enter(before)
+                self._work.go_back(before)
             if task is None:
                 raise StepTimeoutError(
                     f"the step was not complete within {limit_s:g} s: waiting for "

@@ -84,6 +84,22 @@ def test_who_waits_for_others_is_idle_whatever_it_sends_meanwhile(
     assert work.read().seconds == (0, 5, 0, 0, 0, 7)
 
 
+def test_a_step_goes_on_after_the_wait_for_others(clock: Clock) -> None:
+    """As in a group, whose leader pushes once all have offered their parts."""
+    work = WorkLog()
+    work.start()
+    did = work.begin_step()
+    before = work.enter(Activity.IDLE)
+    clock.now_s += 3
+    work.go_back(before)
+    clock.now_s += 4
+    sending = work.enter(Activity.WAITING)
+    clock.now_s += 5
+    work.enter(sending)
+    work.enter(did)
+    assert work.read().seconds == (0, 0, 0, 4, 5, 3)
+
+
 def test_the_time_of_a_loader_is_that_until_each_batch_is_there(clock: Clock) -> None:
     def batches() -> Iterator[int]:
         for number in range(3):
