@@ -4572,8 +4572,8 @@ BUGS = (
         (
             Edit(
                 "psworker/work_log.py",
-                "if get_ident() == self._thread_id and not is_for_others:",
-                "if not is_for_others:",
+                "if get_ident() == self._thread_id:",
+                "if True:",
             ),
         ),
         tests=(
