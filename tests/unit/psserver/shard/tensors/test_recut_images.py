@@ -24,6 +24,7 @@ from pswire.checkpoint.errors import DamagedError
 from pswire.checkpoint.manifest import FilePart
 from pswire.checkpoint.parts import PartReader, write_part
 from pswire.checkpoint.recut import Recut
+from pswire.optimizer_classes import class_named
 from pswire.optimizer_states import StateKey
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
@@ -186,7 +187,7 @@ def trained(class_name: str, shard_count: int) -> Shards:
     parameters = mixed_parameters(generator)
     own = [parameters[index] for index in TRAINED]
     optimizers = {
-        "a/b": getattr(torch.optim, class_name)(
+        "a/b": class_named(class_name)(
             own[:5], lr=0.01, **SETTINGS.get(class_name, {})
         ),
         "other": torch.optim.AdamW(own[5:], lr=0.01),
