@@ -69,7 +69,7 @@ class MadeJob:
 
     def status(self) -> Document:
         """As `/status` answers."""
-        sample = _sample("status")
+        sample = sampled("status")
         workers = [self._worker(*ranked) for ranked in enumerate(self.worker_ids)]
         members = [worker for worker in workers if worker["clock"] is not None]
         clocks = [member["clock"] for member in members]
@@ -115,7 +115,7 @@ class MadeJob:
         interval_s = max(1.0, self.elapsed_s / 500)
         times = [n * interval_s for n in range(1, int(self.elapsed_s / interval_s) + 1)]
         rate = CLOCKS_PER_S * len(self.worker_ids)
-        return _sample("history") | {
+        return sampled("history") | {
             "interval_s": interval_s,
             "points": [
                 {
@@ -131,7 +131,7 @@ class MadeJob:
 
     def events_after(self, number: int) -> Document:
         """As `/events` answers."""
-        sample = _sample("events")
+        sample = sampled("events")
         return sample | {
             "events": [
                 sample["events"][0]
@@ -153,7 +153,7 @@ class MadeJob:
 
     def _worker(self, rank: int, name: str) -> Document:
         state = self.states.get(name, "member")
-        sample: Document = _sample("status")["workers"][0] | {
+        sample: Document = sampled("status")["workers"][0] | {
             "worker_id": name,
             "state": state,
             "address": f"10.0.1.{rank % 250}:51{rank:03d}",
@@ -191,7 +191,7 @@ class MadeJob:
         }
 
     def _shard(self, index: int) -> Document:
-        sample: Document = _sample("status")["shards"][0]
+        sample: Document = sampled("status")["shards"][0]
         awaited = sample["waiting"]["awaited"][0]
         waiting = sample["waiting"] | {
             "clock": self.clock + 1,
@@ -215,7 +215,7 @@ class MadeJob:
         }
 
     def _epoch(self, loader: str) -> Document:
-        sample = _sample("status")["epochs"][0]
+        sample = sampled("status")["epochs"][0]
         counts = {each: 0 for each in sample if each.endswith("_count")}
         epoch, seen = divmod(self.clock * 32 * 4, EPOCH_SAMPLE_COUNT)
         return {
@@ -231,7 +231,7 @@ class MadeJob:
 
 
 @cache
-def _sample(name: str) -> Document:
+def sampled(name: str) -> Document:
     """A sample, of which callers change copies."""
     document: Document = json.loads((SAMPLES / f"{name}.json").read_text())
     return document

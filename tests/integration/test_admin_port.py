@@ -1,7 +1,6 @@
 """What a job that trains tells by HTTP: its documents and its metrics."""
 
 import json
-import re
 import urllib.request
 from collections.abc import Iterator
 from typing import Any, Final
@@ -86,12 +85,3 @@ def test_a_scrape_of_each_daemon_says_what_the_job_has_done(urls: list[str]) -> 
     assert shard["ps_shard_pushes_total applied"] == STEP_COUNT
     assert shard["process_resident_memory_bytes"] > 1e6
     assert any(name.startswith("ps_build_info shard ") for name in shard)
-
-
-def test_openmetrics_is_written_for_those_who_ask(urls: list[str]) -> None:
-    request = urllib.request.Request(
-        f"{urls[1]}metrics", headers={"Accept": "application/openmetrics-text"}
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
-        assert re.search(r"# EOF\n$", answer.read().decode())

@@ -21,57 +21,28 @@ from psctl.top.view import (
     sparkline,
     whole,
 )
+from tests.doubles.made_documents import sampled
 
 SENTENCE = "w7 holds up the others: it computes 310 ms of a step, the others 52 ms"
 
 
 def worker(number: int, **changes: object) -> dict[str, Any]:
-    found = {
-        "worker_id": f"w{number}",
-        "state": "member",
-        "clock": 120,
-        "lead": 0,
-        "steps_per_s": 3.2,
-        "loss": 0.25,
-        "compute_ms": 52.0,
-        "data_wait_ms": 1.0,
-        "send_ms": 2.0,
-        "answer_wait_ms": 250.0,
-        "peer_wait_ms": 240.0,
-        "sent_bytes": 1 << 20,
-        "resident_bytes": 1 << 28,
-        "address": "10.0.0.5:41234",
-    }
-    return {**found, **changes}
+    own = {"worker_id": f"w{number}", "answer_wait_ms": 250.0, "peer_wait_ms": 240.0}
+    return {**sampled("status")["workers"][0], "clock": 120, **own, **changes}
 
 
 def shard(index: int, **changes: object) -> dict[str, Any]:
-    found = {
-        "shard_index": index,
-        "state": "ready",
-        "clock": 120,
-        "version": 480,
-        "queued_push_count": 0,
-        "apply_ms": 1.2,
-        "parameter_bytes": 1 << 20,
-        "received_bytes": 1 << 30,
-        "sent_bytes": 1 << 30,
-        "resident_bytes": 1 << 28,
-        "torn_step_count": 0,
-        "address": "10.0.0.6:50000",
-        "waiting": None,
-    }
-    return {**found, **changes}
+    own = {"shard_index": index, "waiting": None}
+    return {**sampled("status")["shards"][0], **own, **changes}
 
 
 def document(**changes: object) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    found = sampled("status")
+    epoch = {"epoch": 3, "position_count": 1000, "left_out_count": 0}
+    return {
+        **found,
         "job": {"job_id": "job-1"},
         "coordinator": "trainer:7070",
-        "phase": "running",
-        "mode": "ssp",
-        "staleness_bound": 3,
-        "quorum": None,
         "elapsed_s": 3725.0,
         "diagnosis": {"cause": "straggler", "sentence": SENTENCE, "who": ["w7"]},
         "steps_per_s": 12.5,
@@ -80,18 +51,9 @@ def document(**changes: object) -> dict[str, Any]:
         "workers": [worker(n) for n in range(12)],
         "shards": [shard(0), shard(1)],
         "checkpoints": None,
-        "epochs": [
-            {
-                "loader": "loader",
-                "epoch": 3,
-                "position_count": 1000,
-                "left_out_count": 0,
-                "never_count": 250,
-                "over": False,
-            }
-        ],
+        "epochs": [{**found["epochs"][0], **epoch, "never_count": 250}],
+        **changes,
     }
-    return {**found, **changes}
 
 
 def event(number: int, text: str = "w1 has joined") -> dict[str, Any]:

@@ -45,8 +45,8 @@ def _worker(rank: int, compute_ms: float, peer_wait_ms: float) -> pb.WorkerStatu
         lead=0,
         step_ms=900,
         shared_memory_shard_count=0,
-        brought_other=["values"] if rank == 1 else [],
-        unreached_shards=[1] if rank == 1 else [],
+        brought_other=["values"],
+        unreached_shards=[1],
         gradients=pb.GradientCounts(bad_count=rank, clipped_count=2, left_out_count=1),
         work=pb.WorkStatus(
             step_count=1200 - rank,
@@ -121,7 +121,7 @@ def _metrics(loss: float) -> list[pb.Metric]:
 
 
 def _status() -> pb.GetStatusResponse:
-    """A job of two workers, with something of everything."""
+    """A job with something of everything."""
     settings = JobSettings(
         job_id="digits-1f2e3d",
         shard_count=2,
@@ -134,7 +134,7 @@ def _status() -> pb.GetStatusResponse:
         settings=settings_message(settings),
         phase=pb.JOB_PHASE_RUNNING,
         generation=4,
-        workers=[_worker(0, 2900, 0), _worker(1, 400, 2500)],
+        workers=[_worker(0, 2900, 0)],
         shards=[_shard(0)],
         waiting_for="worker-0 (alive, in step 1201 for 7 s), for 7 s",
         snapshot_version=3000,
@@ -302,6 +302,7 @@ def test_unknown_is_null_and_what_is_no_finite_number_too() -> None:
     response.ClearField("steps_per_s")
     response.metrics[1].value = float("nan")
     response.privacy.epsilon = float("inf")
+    response.workers.append(_worker(1, 400, 2500))
     worker, shard = response.workers[0], response.shards[0]
     worker.ClearField("work")
     worker.rank = worker.silent_ms = worker.step_ms = -1

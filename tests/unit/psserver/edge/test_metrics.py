@@ -144,6 +144,7 @@ async def test_all_who_scrape_within_a_second_share_a_reading(
     assert {each.body for each in answers} == {answers[0].body}
     assert b"ps_job_phase" in answers[0].body
     assert answers[0].headers["content-type"].startswith(media_type)
+    assert answers[0].body.endswith(b"# EOF\n") == ("openmetrics" in media_type)
 
 
 def test_a_job_before_its_start_has_no_made_up_numbers() -> None:
