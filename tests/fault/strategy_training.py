@@ -1,10 +1,11 @@
 """Training with a strategy of local steps, on data that the workers share.
 
 Arguments as in `training.py`; the variable `STRATEGY` has its name, `EVERY` the local
-steps of a round.
+steps of a round, `DIES_AFTER` those of its own after which the worker is killed.
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -46,6 +47,7 @@ def train() -> None:
             model, optimizer, data(), strategy=strategy
         )
         say("joined", clock=ps.clock, worker_id=ps.worker_id)
+        step_count = 0
         while not (folder / "stop").exists():
             for inputs, numbers in loader:
                 loss = (model(inputs).squeeze(1) - numbers / SAMPLE_COUNT).square()
@@ -53,6 +55,9 @@ def train() -> None:
                 loss.mean().backward()
                 optimizer.step()
                 say("step", clock=ps.clock)
+                step_count += 1
+                if step_count == int(os.environ.get("DIES_AFTER", "0")):
+                    os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(pace_s)
             if (report := loader.report) is not None:
                 counts = {

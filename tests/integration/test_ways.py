@@ -168,12 +168,13 @@ def test_elastic_averaging_in_step(seed: int, tmp_path: Path) -> None:
     assert deviation(anchor, center) < DEVIATION_MAX
 
 
+@pytest.mark.parametrize("mu", [0.0, 0.5])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_federated_averaging(seed: int, tmp_path: Path) -> None:
+def test_federated_averaging(mu: float, seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
-    worker_count, mu = draw.randint(2, 4), draw.choice([0.0, 0.5])
+    worker_count = draw.randint(2, 4)
     fraction = draw.choice([0.1, 0.5, 0.75, 1.0])
-    tau = [draw.randint(1, 4) for _ in range(worker_count)]
+    tau = [draw.randint(2, 4) for _ in range(worker_count)]
 
     def strategy(worker: int) -> FedAvg:
         if not mu:
@@ -260,6 +261,8 @@ class Asynchronous:
         self._present[worker] = Trained(worker, job, self.make())
         self.values[worker] = self._present[worker].values
         self._meet()
+        for _ in range(4 if worker else 0):  # pushes that come before its first step
+            self._step(min(self._present))
 
     def _leave(self, worker: int) -> None:
         gone = self._present.pop(worker)

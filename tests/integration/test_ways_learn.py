@@ -1,9 +1,10 @@
 """Strategies learn what training in step does, on real data."""
 
+import importlib.util
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from torch import nn
@@ -69,3 +70,42 @@ def test_averages_of_models_are_as_good_as_steps_in_step(
     found = accuracy(task, tmp_path / "way", WAYS[way])
     print(f"{way}: {found:.3f}, in step {in_step:.3f}")
     assert found > in_step - POINT
+
+
+EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "federated_digits.py"
+CLIENT_COUNT: Final = 10
+
+
+def federated(folder: Path, *arguments: str) -> float:
+    """Accuracy after five rounds of the example, with its workers in this process."""
+    spec = importlib.util.spec_from_file_location("federated_digits", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    example: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    options = example.options_of(["--rounds=5", *arguments])
+    building = threading.Lock()  # the seed of first values is of the process
+    found: dict[int, float] = {}
+
+    def work(worker_id: str) -> None:
+        with building:
+            model = example.make_model()
+        client = int(worker_id[1:])
+        with connect(job, worker_id, step_timeout_s=60.0) as ps:
+            example.train(ps, client, CLIENT_COUNT, options, model, found.setdefault)
+
+    with Job(folder, workers_min=CLIENT_COUNT) as job:
+        run_workers({f"w{each}": work for each in range(CLIENT_COUNT)}, 200.0)
+    return found[5]
+
+
+@pytest.mark.repeat
+def test_federated_averaging_learns_as_its_paper_has_it(tmp_path: Path) -> None:
+    """More local epochs need fewer rounds, and data that differs more of them."""
+    alike = federated(tmp_path / "alike", "--concentration=0")
+    unlike = federated(tmp_path / "unlike", "--concentration=0.1")
+    short = federated(tmp_path / "short", "--concentration=0", "--epochs=1")
+    print(f"alike {alike:.3f}, unlike {unlike:.3f}, one epoch {short:.3f}")
+    assert alike > 0.85
+    assert alike > unlike + 0.05
+    assert alike > short + 0.1

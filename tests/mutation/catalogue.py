@@ -4997,4 +4997,102 @@ BUGS = (
             "tests/integration/test_quorum.py::test_the_samples_of_late_pushes_count_once_and_none_is_dropped",
         ),
     ),
+    PlantedBug(
+        "an elastic force that draws the anchor alone",
+        (
+            Edit(
+                "psworker/strategies/elastic.py",
+                "        torch._foreach_add_(list(local), difference, "
+                "alpha=self.alpha(progress))\n",
+                "",
+            ),
+        ),
+        tests=("tests/integration/test_ways.py::test_elastic_averaging_in_step",),
+    ),
+    PlantedBug(
+        "an anchor that one of several workers draws as all together would",
+        (
+            Edit(
+                "psworker/strategies/elastic.py",
+                "        return self.alpha(progress)\n",
+                "        return self.beta\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_ways.py::test_elastic_averaging_on_clocks_of_their_own",
+        ),
+    ),
+    PlantedBug(
+        "values are fetched with every push",
+        (
+            Edit(
+                "psworker/strategies/downpour.py",
+                "        if self._fetches:\n",
+                "        if anchor:\n",
+            ),
+        ),
+        tests=("tests/integration/test_ways.py::test_downpour",),
+    ),
+    PlantedBug(
+        "a round in which nobody trains",
+        (
+            Edit(
+                "psworker/strategies/fedavg.py",
+                "max(1, round(self.fraction * turn.worker_count))",
+                "round(self.fraction * turn.worker_count)",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_ways.py::test_who_is_drawn_into_a_round_is_known_and_all_come_in_time",
+        ),
+    ),
+    PlantedBug(
+        "a worker that has trained once trains in every round",
+        (
+            Edit(
+                "psworker/strategies/engine.py",
+                "            self._takes_part = False\n",
+                "            self._takes_part = self._has_turns\n",
+            ),
+        ),
+        tests=("tests/integration/test_ways.py::test_federated_averaging",),
+    ),
+    PlantedBug(
+        "gradients are changed before a closure computes them",
+        (
+            Edit(
+                "psworker/strategies/engine.py",
+                "        loss = closure()\n        change()\n",
+                "        change()\n        loss = closure()\n",
+            ),
+        ),
+        tests=("tests/integration/test_ways.py::test_federated_averaging",),
+    ),
+    PlantedBug(
+        "a joiner counts before its first clock",
+        (
+            Edit(
+                "protos/pswire/membership.py",
+                " for each in self.members if each.base_clock < clock}",
+                " for each in self.members}",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/test_membership.py::test_who_takes_part_in_a_clock_is_the_same_before_and_after_a_record",
+        ),
+    ),
+    PlantedBug(
+        "a joiner begins from values of before others' pushes",
+        (
+            Edit(
+                "psworker/backends/between_pushes.py",
+                "        self._stepper.pull()  # no clock has told it of what others "
+                "pushed\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_ways.py::test_asynchronous_local_steps_with_a_delayed_momentum",
+        ),
+    ),
 )
