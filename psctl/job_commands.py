@@ -505,11 +505,11 @@ def replay(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Applies what shards have recorded again, in the same order and without a job.
+    """Applies again what shards have recorded.
 
     Example: psctl replay runs/monday/ --until 1200 --out before.safetensors
 
-    Ends with the same bits as the shards, and names the first update after which a
+    In the same order, and without a job. Ends with the same bits as the shards, and names the first update after which a
     value is not finite. Exit code 1 when a recording is damaged or a bit differs.
 
     Start the shards with --record FOLDER to have recordings; see docs/replay.md.

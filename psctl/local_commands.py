@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from psctl.compare.attacks import EXAMPLES as ATTACKS
+from psctl.compare.strategies import EXAMPLES as STRATEGIES
 from psctl.options import (
     JsonOption,
     StalenessOption,
@@ -116,8 +117,8 @@ def compare(
     samples: Annotated[
         int | None,
         count_option(
-            "Samples in updates, the same for each run; 25,600, with --attack 153,600 "
-            "by default.",
+            "Samples in updates, the same for each run; 25,600 by default, with "
+            "--attack 153,600, with --strategies 128,000.",
             most=1_000_000_000,
             show_default=False,
         ),
@@ -127,9 +128,36 @@ def compare(
         typer.Option(metavar="LIST", help="Any of bsp, bsp+B, ssp:S and asp."),
     ] = "bsp,bsp+1,ssp:3,asp",
     loads: Annotated[
-        str,
-        typer.Option(metavar="LIST", help="Any of hiccups, straggler and even."),
-    ] = "hiccups,straggler",
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Any of hiccups, straggler and even; the first two by default, with "
+            "--strategies even.",
+            show_default=False,
+        ),
+    ] = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Compares ways to train, on the same data for the same samples, with "
+            f"the first of them: {STRATEGIES}.",
+            show_default=False,
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEED[,LATENCY]",
+            help="With --strategies, the link of each worker, in each direction, such "
+            "as 50mbit,20ms; by default that of this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: Annotated[
+        int,
+        count_option("With --strategies, samples of a worker's step.", most=1_000_000),
+    ] = 16,
     attack: Annotated[
         str | None,
         typer.Option(
@@ -154,7 +182,8 @@ def compare(
             allowed=NumberRange(1.0, 3_600_000.0),
             metavar="MS",
             help="How long an undisturbed step takes; by default 100, or more where "
-            "that is not long against the step's own work.",
+            "that is not long against the step's own work. With --strategies at least, "
+            "and by default what its work takes when all workers share the cores.",
             show_default=False,
         ),
     ] = None,
@@ -190,7 +219,21 @@ def compare(
 
     With --attack it shows what rules of aggregation do against workers that do harm:
     psctl compare --attack sign-flip,scale,constant (docs/robustness.md).
+
+    With --strategies it shows what ways to train with fewer exchanges are good for, on
+    a character transformer: psctl compare --strategies bsp,diloco:50 --link 50mbit,20ms
+    (docs/strategies.md).
     """
+    chosen = [o for o, v in (("--attack", attack), ("--strategies", strategies)) if v]
+    if len(chosen) > 1:
+        raise typer.BadParameter(
+            f"{' and '.join(chosen)} are comparisons of their own: give one of them",
+            param_hint=chosen[1],
+        )
+    if link is not None and strategies is None:
+        raise typer.BadParameter(
+            "only --strategies are compared on a link", param_hint="--link"
+        )
     if attack is not None:
         _compare_attacks(
             attack,
@@ -204,7 +247,23 @@ def compare(
         )
         return
     workers = 4 if workers is None else workers
+    if strategies is not None:
+        _compare_strategies(
+            strategies,
+            link,
+            loads="even" if loads is None else loads,
+            worker_count=workers,
+            sample_count=128_000 if samples is None else samples,
+            batch_size=batch,
+            base_ms=base_ms,
+            seed=seed,
+            snapshot_interval_s=snapshot_interval,
+            out=out,
+            as_json=as_json,
+        )
+        return
     samples = 25_600 if samples is None else samples
+    loads = "hiccups,straggler" if loads is None else loads
     from psctl.compare.command import run_comparison
     from psctl.compare.loads import parse_loads
     from psctl.compare.modes import parse_modes
@@ -224,6 +283,49 @@ def compare(
     with interruptible():
         comparison = run_comparison(settings, say)
     show(as_json, comparison_json(comparison), comparison_text(comparison))
+
+
+def _compare_strategies(
+    strategies: str,
+    link: str | None,
+    *,
+    loads: str,
+    worker_count: int,
+    sample_count: int,
+    batch_size: int,
+    base_ms: float | None,
+    seed: int,
+    snapshot_interval_s: float,
+    out: Path,
+    as_json: bool,
+) -> None:
+    from psctl.compare.loads import parse_loads
+    from psctl.compare.strategies import parse_contenders
+    from psctl.compare.strategy_runs import parse_link
+    from psctl.compare.with_strategies import (
+        StrategySettings,
+        run_strategies,
+        strategies_json,
+        strategies_text,
+    )
+
+    settings = StrategySettings(
+        contenders=parsed(
+            "--strategies", lambda: parse_contenders(strategies, worker_count)
+        ),
+        loads=parsed("--loads", lambda: parse_loads(loads)),
+        link=None if link is None else parsed("--link", lambda: parse_link(link)),
+        worker_count=worker_count,
+        sample_count=sample_count,
+        batch_size=batch_size,
+        base_ms=base_ms,
+        seed=seed,
+        snapshot_interval_s=snapshot_interval_s,
+        out=out,
+    )
+    with interruptible():
+        comparison = run_strategies(settings, say)
+    show(as_json, strategies_json(comparison), strategies_text(comparison))
 
 
 def _compare_attacks(

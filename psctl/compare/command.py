@@ -2,9 +2,7 @@
 
 import math
 import statistics
-import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -21,31 +19,22 @@ from psctl.compare.figures import (
     first_began_s,
     read_step,
 )
+from psctl.compare.job import JobPlan, Say, run_job
 from psctl.compare.loads import Load
 from psctl.compare.modes import ComparedMode
 from psctl.compare.picture import NOT_INSTALLED, can_draw, draw
 from psctl.compare.ratios import ideal_s, ratios_to_bsp
 from psctl.compare.report import CompareSettings, Comparison, write_tables
 from psctl.compare.worker import TASK_NAME
-from psctl.daemons import lines_until_all_end, start_daemons
 from psctl.demo.tasks import Task, load_task
 from psctl.folders import made_folder, scratch_folder
-from psctl.processes import Children, signals_interrupt
-from psctl.snapshot_watch import SnapshotWatch
-from pswire.addresses import Address
+from psctl.processes import signals_interrupt
 from psworker import event_loop
-from psworker.snapshots.snapshot import Snapshot, SnapshotReader
 
 SHARD_COUNT: Final = 2
 
-_SAY_INTERVAL_S: Final = 5.0
-_SNAPSHOT_TIMEOUT_S: Final = 20.0
 
-Say = Callable[[str], None]
-"""Is called with what happens now."""
-
-
-def run_job(
+def train(
     conditions: RunConditions,
     task: Task,
     scratch: Path,
@@ -54,22 +43,23 @@ def run_job(
     say: Say,
 ) -> tuple[list[Step], list[CurvePoint]]:
     """Trains once; the steps of its workers, and the accuracy over time."""
-    folder = Path(tempfile.mkdtemp(dir=scratch))
-    kept: list[tuple[float, Snapshot]] = []
-    with Children(folder) as children:
-        names = [f"w{index}" for index in range(conditions.worker_count)]
-        coordinator = _start(conditions, children, folder, names)
-        reader = SnapshotReader(str(coordinator))
-        with SnapshotWatch(
-            reader,
-            snapshot_interval_s,
-            lambda snapshot: kept.append((time.monotonic(), snapshot)),
-        ) as watch:
-            steps = _follow(conditions, children, coordinator, names, say)
-            last = reader.latest(_SNAPSHOT_TIMEOUT_S)
-        if watch.failure is not None:
-            raise watch.failure
+    plan = JobPlan(
+        mode=conditions.mode,
+        options=conditions.coordinator_options,
+        worker=("psctl.compare.worker", conditions.to_argument()),
+        worker_count=conditions.worker_count,
+        shard_count=SHARD_COUNT,
+        snapshot_interval_s=snapshot_interval_s,
+    )
+
+    def said(steps: Sequence[Step]) -> str:
+        wanted = conditions.gradient_count
+        done = sum(not step.is_dropped for step in steps)
+        return f"{min(done, wanted)} of {wanted} gradients are in updates"
+
+    steps, snapshots = run_job(plan, scratch, read_step, said, say)
     # Evaluated now that no process needs the cores.
+    *kept, (_, last) = snapshots
     began_s = first_began_s(steps)
     ended_s = max(step.ended_s for step in steps)
     points = [(at_s, each) for at_s, each in kept if began_s < at_s < ended_s]
@@ -80,53 +70,6 @@ def run_job(
             for at_s, each in [*points, (ended_s, last)]
         ),
     ]
-
-
-def _start(
-    conditions: RunConditions, children: Children, folder: Path, names: list[str]
-) -> Address:
-    mode = conditions.mode
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    address = start_daemons(
-        children,
-        folder,
-        shard_count=SHARD_COUNT,
-        worker_count=conditions.worker_count,
-        mode=mode.mode,
-        options=conditions.coordinator_options,
-        environment=environment,
-    )
-    environment["PS_COORDINATOR"] = str(address)
-    for index, name in enumerate(names):
-        children.start(
-            name,
-            ["psctl.compare.worker", conditions.to_argument(), str(index)],
-            {**environment, "PS_WORKER_ID": name},
-        )
-    return address
-
-
-def _follow(
-    conditions: RunConditions,
-    children: Children,
-    coordinator: Address,
-    names: list[str],
-    say: Say,
-) -> list[Step]:
-    """Collects the workers' steps until all of them have ended well."""
-    steps: list[Step] = []
-    said_s = time.monotonic()
-    for line in lines_until_all_end(
-        children, names, shard_count=SHARD_COUNT, coordinator=coordinator
-    ):
-        if line is not None and line.child in names and line.text is not None:
-            steps.append(read_step(line.text))
-        if steps and time.monotonic() - said_s >= _SAY_INTERVAL_S:
-            said_s = time.monotonic()
-            wanted = conditions.gradient_count
-            done = sum(not step.is_dropped for step in steps)
-            say(f"{min(done, wanted)} of {wanted} gradients are in updates")
-    return steps
 
 
 _BSP: Final = ComparedMode(name="bsp", mode="bsp")
@@ -189,7 +132,7 @@ def _run_all(
     for number, conditions in enumerate(runs, start=1):
         name = f"[{number}/{len(runs)}] {conditions.load}, {conditions.mode.label}"
         say(f"{name}: starting {settings.worker_count} workers")
-        steps, curve = run_job(
+        steps, curve = train(
             conditions,
             task,
             scratch,
@@ -216,7 +159,7 @@ def _choose_base(
         return settings.base_ms / 1000, "as --base-ms says"
     say("measuring what a step takes without any wait")
     conditions = _conditions(settings, task, mode=_BSP, load=Load.EVEN, base_s=0.0)
-    steps, _ = run_job(
+    steps, _ = train(
         conditions,
         task,
         scratch,

@@ -9,12 +9,16 @@ from psctl.compare.figures import Figures
 from psctl.compare.ratios import ideal_s
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     from matplotlib.axes import Axes
 
+    from psctl.compare.strategy_runs import LossPoint, StrategyFigures
     from psctl.compare.under_attack import AttackedRun
 
 PICTURE_FILE: Final = "compare.png"
 ATTACKS_FILE: Final = "attacks.png"
+STRATEGIES_FILE: Final = "strategies.png"
 
 NOT_INSTALLED: Final = (
     "no picture: matplotlib is not installed; run `pip install 'paramserver[plot]'`"
@@ -93,6 +97,84 @@ def draw_attacks(runs: "Sequence[AttackedRun]", folder: Path) -> Path:
     path = folder / ATTACKS_FILE
     figure.savefig(path, dpi=130)
     return path
+
+
+def draw_strategies(figures: "Sequence[StrategyFigures]", folder: Path) -> Path:
+    """Draws losses over time, samples and bytes; where the picture is."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    loads = list(dict.fromkeys(each.run.load for each in figures))
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(3 * width, len(loads) * height), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(loads), len(_OVER), squeeze=False, sharey=True)
+    for row, load in zip(panels, loads, strict=True):
+        runs = [each for each in figures if each.run.load is load]
+        for axes, (over, of_point) in zip(row, _OVER.items(), strict=True):
+            _draw_losses(axes, runs, of_point)
+            axes.set_xlabel(over)
+        row[0].set_title(f"{load}: {load.description}", loc="left", fontsize=10)
+        row[0].set_ylabel("held-out loss")
+        row[-1].legend(loc="upper right", frameon=False, fontsize=8)
+    lowest, highest = loss_limits([each.curve for each in figures])
+    for column, of_point in enumerate(_OVER.values()):
+        shown = [
+            of_point(point)
+            for each in figures
+            for point in each.curve
+            if point.loss <= highest and of_point(point) > 0
+        ]
+        for axes in panels[:, column]:
+            axes.set_xlim(min(shown) / _MARGIN, max(shown) * _MARGIN)
+    panels[0, 0].set_ylim(lowest, highest)
+    path = folder / STRATEGIES_FILE
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def loss_limits(curves: "Sequence[Sequence[LossPoint]]") -> tuple[float, float]:
+    """Ends of the loss axis: the fall from the first values is mostly left out."""
+    lowest = min(point.loss for curve in curves for point in curve)
+    ends = [curve[-1].loss for curve in curves]
+    return 0.98 * lowest, max(1.5 * lowest, 1.05 * max(ends))
+
+
+def _draw_losses(
+    axes: "Axes",
+    runs: "Sequence[StrategyFigures]",
+    of_point: "Callable[[LossPoint], float]",
+) -> None:
+    """Both axes of a factor: runs differ by factors of ten in time and in bytes."""
+    for figures, (colour, line) in zip(runs, _styles(), strict=False):
+        points = [each for each in figures.curve if of_point(each) > 0]
+        over = [of_point(each) for each in points]
+        axes.plot(
+            over,
+            [each.loss for each in points],
+            color=colour,
+            linestyle=line,
+            label=figures.run.contender.name,
+        )
+        axes.plot(over[-1], figures.final_loss, "o", color=colour, markersize=4)
+    axes.set_xscale("log")
+
+
+def _styles() -> "Iterator[tuple[str, str]]":
+    """Colours, and then the same ones with other lines."""
+    return ((colour, line) for line in _LINES for colour in _COLOURS)
+
+
+_MARGIN: Final = 1.3
+"""Of an axis of factors, on each side."""
+
+_LINES: Final = ("-", "--", ":")
+
+_OVER: "Final[Mapping[str, Callable[[LossPoint], float]]]" = {
+    "seconds": lambda point: point.at_s,
+    "samples of all workers": lambda point: point.sample_count,
+    "megabytes of all workers, both ways": lambda point: point.byte_count / 1e6,
+}
 
 
 def accuracy_limits(runs: Sequence[Figures]) -> tuple[float, float]:

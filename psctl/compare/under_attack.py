@@ -10,8 +10,9 @@ import torch
 
 from psctl.bench.machine import machine, versions
 from psctl.compare.attacks import Attack
-from psctl.compare.command import SHARD_COUNT, Say, run_job
+from psctl.compare.command import SHARD_COUNT, train
 from psctl.compare.figures import CurvePoint, RunConditions, first_began_s
+from psctl.compare.job import Say
 from psctl.compare.loads import Load
 from psctl.compare.modes import ComparedMode
 from psctl.compare.picture import NOT_INSTALLED, can_draw, draw_attacks
@@ -139,7 +140,7 @@ def _run(
         aggregation=str(rule),
         attack=attack,
     )
-    steps, curve = run_job(
+    steps, curve = train(
         conditions,
         task,
         scratch,

@@ -19,7 +19,7 @@ def compare(nursery: Nursery, tmp_path: Path) -> Compare:
 
     def run(*arguments: str, python: tuple[str, ...] = ("-m", "psctl")) -> Completed:
         scratch = tmp_path / "tmp"
-        scratch.mkdir()
+        scratch.mkdir(exist_ok=True)
         done = nursery.run(
             *(*python, "compare"),
             *("--workers", "2", "--samples", "1280", "--base-ms", "30"),
@@ -105,3 +105,40 @@ def test_without_matplotlib_all_but_the_picture_is_there(
     assert written == {"compare.csv", "accuracy.csv", "staleness.csv"}
     (run,) = csv.DictReader((tmp_path / "out/compare.csv").read_text().splitlines())
     assert float(run["staleness_max"]) > 0
+
+
+@pytest.mark.timeout(180)
+def test_strategies_train_on_a_link_and_are_measured(
+    compare: Compare, tmp_path: Path
+) -> None:
+    need("matplotlib", "pip install 'paramserver[plot]'")
+    done = compare(
+        *("--strategies", "bsp,diloco:10", "--link", "200mbit,1ms", "--batch", "8"),
+        *("--samples", "640", "--base-ms", "1", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[2/2] even, diloco:10" in done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["link_mbit"], figures["link_latency_ms"]) == (200, 1)
+    plain, diloco = figures["runs"]
+    for run in (plain, diloco):
+        # Each sample once: 640 of 24 characters, of a model of 21,152 parameters.
+        assert run["sample_count"] == 640
+        assert run["curve"][-1][1:3] == [640, run["sent_bytes"] + run["received_bytes"]]
+        assert run["final_loss"] < 4.5
+    assert plain["exchange_count"] == 40
+    assert diloco["exchange_count"] in (4, 5)  # the round at the end is a short one
+    assert 5 < diloco["first_bytes_over_own"] < 10
+    runs, curve, picture = map(Path, figures["files"])
+    assert len(list(csv.DictReader(runs.read_text().splitlines()))) == 2
+    assert len(curve.read_text().splitlines()) > 2
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_comparisons_are_made_one_at_a_time(compare: Compare) -> None:
+    done = compare("--strategies", "bsp", "--attack", "scale")
+    assert done.returncode == 2
+    assert "comparisons of their own" in " ".join(done.stderr.split())
+    done = compare("--link", "50mbit")
+    assert done.returncode == 2
+    assert "only --strategies are compared on a link" in " ".join(done.stderr.split())

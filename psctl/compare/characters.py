@@ -1,0 +1,99 @@
+"""The character transformer of `psctl compare --strategies`, and its text.
+
+The text is Python's language reference, which comes with Python. Its last tenth is held
+out. A sample is a window of it with the character that follows each of its own.
+"""
+
+from pydoc_data.topics import topics
+from typing import Final
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from psworker.snapshots.snapshot import Snapshot
+
+CONTEXT: Final = 24
+"""Characters of a window."""
+WIDTH: Final = 32
+
+_MODEL_SEED: Final = 20
+_HELD_OUT_SHARE: Final = 0.1
+_EVERY_HELD_OUT: Final = 2
+"""Of the held-out windows, one of so many is evaluated."""
+
+
+class CharacterModel(nn.Module):
+    """Predicts the next character after each of a window, from those before it."""
+
+    def __init__(self, character_count: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(character_count, WIDTH)
+        self.positions = nn.Parameter(torch.randn(CONTEXT, WIDTH) / 10)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.output = nn.Linear(WIDTH, character_count, bias=False)
+        self.output.weight = self.embedding.weight
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        self._mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT)
+
+    @override
+    def forward(self, characters: torch.Tensor) -> torch.Tensor:
+        """Logits, (windows, CONTEXT, characters), of codes, (windows, CONTEXT)."""
+        hidden = self.embedding(characters) + self.positions
+        blocks = self.blocks(hidden, mask=self._mask, is_causal=True)
+        logits: torch.Tensor = self.output(blocks)
+        return logits
+
+    def loss(self, characters: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        """Mean cross entropy of the characters that follow, in nats."""
+        logits = self(characters).flatten(0, 1)
+        return nn.functional.cross_entropy(logits, following.flatten())
+
+
+class Characters:
+    """Text to train on, and text that is held out."""
+
+    def __init__(self) -> None:
+        text = "".join(topics[name] for name in sorted(topics))
+        alphabet = {each: code for code, each in enumerate(sorted(set(text)))}
+        codes = torch.tensor([alphabet[each] for each in text])
+        train_count = int(len(codes) * (1 - _HELD_OUT_SHARE))
+        self._character_count = len(alphabet)
+        self._train = codes[:train_count]
+        held_out = codes[train_count:]
+        starts = torch.arange(0, len(held_out) - CONTEXT, CONTEXT * _EVERY_HELD_OUT)
+        self._held_out = _windows(held_out, starts)
+
+    def new_model(self) -> CharacterModel:
+        """The model as every worker begins with it."""
+        torch.manual_seed(_MODEL_SEED)
+        return CharacterModel(self._character_count)
+
+    def samples(self, count: int, seed: int) -> TensorDataset:
+        """So many windows from drawn places of the text, all of an epoch."""
+        drawn = torch.Generator().manual_seed(seed)
+        most = len(self._train) - CONTEXT
+        starts = torch.randint(most, (count,), generator=drawn)
+        return TensorDataset(*_windows(self._train, starts))
+
+    def held_out_loss(self, model: CharacterModel) -> float:
+        """Of the text that is held out, in nats a character."""
+        with torch.no_grad():
+            return float(model.loss(*self._held_out))
+
+    def model_of(self, snapshot: Snapshot) -> CharacterModel:
+        """The model of a job's snapshot."""
+        model = self.new_model()
+        model.load_state_dict(snapshot.state_dict(), strict=True)
+        return model
+
+
+def _windows(
+    codes: torch.Tensor, starts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    places = starts[:, None] + torch.arange(CONTEXT)
+    return codes[places], codes[places + 1]
