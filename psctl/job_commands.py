@@ -509,8 +509,9 @@ def replay(
 
     Example: psctl replay runs/monday/ --until 1200 --out before.safetensors
 
-    In the same order, and without a job. Ends with the same bits as the shards, and names the first update after which a
-    value is not finite. Exit code 1 when a recording is damaged or a bit differs.
+    In the same order, and without a job. Ends with the same bits as the shards, and
+    names the first update after which a value is not finite. Exit code 1 when a
+    recording is damaged or a bit differs.
 
     Start the shards with --record FOLDER to have recordings; see docs/replay.md.
     """

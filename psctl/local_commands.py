@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from psctl.compare.attacks import EXAMPLES as ATTACKS
-from psctl.compare.strategies import EXAMPLES as STRATEGIES
 from psctl.options import (
     JsonOption,
     StalenessOption,
@@ -140,8 +139,9 @@ def compare(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Compares ways to train, on the same data for the same samples, with "
-            f"the first of them: {STRATEGIES}.",
+            help="Compares ways to train with the first of them, on the same samples: "
+            "modes (bsp, ssp:3, asp, quorum:2) and strategies (diloco:50), compressed "
+            "(bsp+int8) or not.",
             show_default=False,
         ),
     ] = None,

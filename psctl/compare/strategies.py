@@ -14,7 +14,7 @@ from psworker.strategies.known import KNOWN, strategy_named
 if TYPE_CHECKING:
     from psworker.strategies.strategy import Strategy
 
-EXAMPLES: Final = (
+_EXAMPLES: Final = (
     "diloco:50 (50 steps a round), diloco:10% (as many as keep traffic under a tenth "
     "of the time), streaming-diloco:50:taken_after=12 (with options of the class), "
     "diloco:50+int8 (compressed), model-averaging:20@asp (in a mode), and the modes "
@@ -123,7 +123,7 @@ def _contender(name: str, worker_count: int) -> Contender:
     if found is None or found["strategy"] not in KNOWN:
         raise ValueError(
             f"{name!r} is no strategy to compare; there are {', '.join(KNOWN)}, as in "
-            f"{EXAMPLES}"
+            f"{_EXAMPLES}"
         )
     options = (each.partition("=") for each in found["options"].split(":")[1:])
     return Contender(

@@ -76,7 +76,7 @@ class BetweenPushes(Protocol):
         """A local step has waited for the push of a clock."""
         ...
 
-    def choose_round(self, step_count: int, clock: int) -> None:
+    def note_round(self, step_count: int, clock: int) -> None:
         """Rounds have so many local steps from a clock on."""
         ...
 
@@ -154,6 +154,6 @@ class JobBetweenPushes:
         """Writes it into the worker's history."""
         self._session.note_wait(clock, wait_s)
 
-    def choose_round(self, step_count: int, clock: int) -> None:
-        """Shows and records it with the job."""
-        self._session.choose_round(step_count, clock)
+    def note_round(self, step_count: int, clock: int) -> None:
+        """Records it in the worker's history."""
+        self._session.note_round(step_count, clock)

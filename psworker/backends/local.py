@@ -271,8 +271,8 @@ class StepCount:
     def note_wait(self, clock: int, wait_s: float) -> None:
         """Does nothing: there is no history."""
 
-    def choose_round(self, step_count: int, clock: int) -> None:
-        """Does nothing: there is no job to show it."""
+    def note_round(self, step_count: int, clock: int) -> None:
+        """Does nothing: there is no job, and no history."""
 
     def clip(self, optimizer: Optimizer) -> None:
         """Clips the gradients of an optimizer, as a job would."""

@@ -519,9 +519,8 @@ class Session:
         """A local step has waited for the push of a clock."""
         self._history.waited(self.worker, clock, wait_s)
 
-    def choose_round(self, step_count: int, clock: int) -> None:
-        """Rounds of local steps are so long from a clock on."""
-        self.work.round_step_count = step_count
+    def note_round(self, step_count: int, clock: int) -> None:
+        """Records how long rounds of local steps are from a clock on."""
         self._history.round_chosen(self.worker, step_count, clock)
 
     async def _report_silence(self, silent_ms: Mapping[int, int]) -> None:

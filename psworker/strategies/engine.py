@@ -143,8 +143,6 @@ class Engine:
         self._push_before: PushResult | None = None
         self._stepped_at = 0.0
         self._timing = Timing()
-        self._push_s = 0.0  # of the newest push
-        self._shown_round: int | None = None
         self.models: Sequence[nn.Module] = tuple(models.values())
         self.parameters: Sequence[torch.Tensor] = self._anchors.tensors
         self.optimizers: Sequence[Optimizer] = tuple(optimizers.values())
@@ -164,7 +162,11 @@ class Engine:
         self._worker = backend.between_pushes
         self._outers: list[Any] = [replaced.get(id(each), each) for each in outers]
         self.start_over()
-        for position, optimizer in enumerate(optimizers.values()):
+        self._register_hooks()
+
+    def _register_hooks(self) -> None:
+        """Is called at each step from now on, and before models compute."""
+        for position, optimizer in enumerate(self.optimizers):
             for handle in _hooks.pop(optimizer, ()):  # of a connection before
                 handle.remove()
             _hooks[optimizer] = (
@@ -387,20 +389,22 @@ class Engine:
         """Whether a push is due; shows how long the round is, where that is new."""
         progress = self._progress()
         is_due = self._strategy.is_due(progress)
-        if self._strategy.round_step_count != self._shown_round:
-            self._show_round(progress)
+        steps = self._strategy.round_step_count or 0
+        if steps != self._backend.work.round_step_count:
+            self._show_round(steps, progress)
         return is_due or (self._rounds.was_missed and progress.step_count > 0)
 
-    def _show_round(self, progress: Progress) -> None:
+    def _show_round(self, steps: int, progress: Progress) -> None:
         """Shows with the job how many local steps a round has from now on."""
-        before, self._shown_round = self._shown_round, self._strategy.round_step_count
-        self._worker.choose_round(self._shown_round or 0, progress.clock)
-        if before is not None:
+        work = self._backend.work
+        before, work.round_step_count = work.round_step_count, steps
+        self._worker.note_round(steps, progress.clock)
+        if before:
             logger.info(
-                "worker %s takes %s local steps a round from clock %d on, %d before: "
+                "worker %s takes %d local steps a round from clock %d on, %d before: "
                 "a step takes %.1f ms of late, and the traffic of a push %.1f ms",
                 self._backend.place.worker_id,
-                self._shown_round,
+                steps,
                 progress.clock,
                 before,
                 1000 * progress.compute_s,
@@ -491,7 +495,7 @@ class Engine:
         def push() -> None:
             begun_at = self._now()
             outer.step(weight=weight, of_round=of_round)
-            self._push_s = self._now() - begun_at
+            self._timing.push_s = self._now() - begun_at
 
         if is_beside:
             self._worker.keep_script_state()
@@ -561,7 +565,7 @@ class Engine:
             if result is None or result is self._push_before:  # nothing was pushed
                 self._rounds.settle(has_counted=False)
                 return
-            self._timing.note_push(self._push_s, result.peer_wait_s)
+            self._timing.note_push(result.peer_wait_s)
             if result.dropped:
                 self._anchors.forget(sent.fragment)
             if result.dropped or result.missed:

@@ -190,11 +190,16 @@ class Timing:
     """What steps and pushes took of late. Not safe for threads.
 
     Means, not medians: a step with a hiccup is a part of what steps take.
+
+    Attributes:
+        push_s: What the newest push took, from its begin to its answer. Any thread may
+            set it.
     """
 
-    __slots__ = ("_pushes_s", "_steps_s")
+    __slots__ = ("_pushes_s", "_steps_s", "push_s")
 
     def __init__(self) -> None:
+        self.push_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=_STEP_WINDOW)
         self._pushes_s: deque[float] = deque(maxlen=_PUSH_WINDOW)
 
@@ -202,14 +207,13 @@ class Timing:
         """Notes a local step: all since the one before it, but for a push."""
         self._steps_s.append(max(0.0, step_s))
 
-    def note_push(self, push_s: float, peer_wait_s: float) -> None:
-        """Notes a push.
+    def note_push(self, peer_wait_s: float) -> None:
+        """Notes the push that took `push_s`.
 
         Args:
-            push_s: From its begin to the answer.
-            peer_wait_s: What of it the push has waited for those of others.
+            peer_wait_s: What of that the push has waited for those of others.
         """
-        self._pushes_s.append(max(0.0, push_s - peer_wait_s))
+        self._pushes_s.append(max(0.0, self.push_s - peer_wait_s))
 
     @property
     def compute_s(self) -> float:

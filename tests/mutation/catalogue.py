@@ -4724,8 +4724,8 @@ BUGS = (
         (
             Edit(
                 "psworker/strategies/pace.py",
-                "max(0.0, push_s - peer_wait_s)",
-                "max(0.0, push_s)",
+                "max(0.0, self.push_s - peer_wait_s)",
+                "max(0.0, self.push_s)",
             ),
         ),
         tests=(
