@@ -54,6 +54,9 @@ class WorkLog:
         activity: What its thread does.
         spans: Its part in traces.
         round_step_count: Local steps of a round, 0 where each step is a push.
+        steps_since_push: Local steps since its newest push began.
+        fragment_under_way: Which fragment is being pushed beside further steps, from 1;
+            0 for none.
     """
 
     def __init__(self) -> None:
@@ -62,6 +65,8 @@ class WorkLog:
         self.activity = Activity.UNKNOWN
         self.spans = SpanLog()
         self.round_step_count = 0
+        self.steps_since_push = 0
+        self.fragment_under_way = 0
         self._since_s = 0.0
         self._seconds = [0.0] * len(Activity)
         self._thread_id = 0
@@ -193,6 +198,8 @@ class WorkLog:
             activity_s=activity_s,
             metrics=dict(self._metrics),
             round_step_count=self.round_step_count,
+            steps_since_push=self.steps_since_push,
+            fragment_under_way=self.fragment_under_way,
         )
 
 

@@ -226,6 +226,8 @@ def _work(worker: pb.WorkerStatus) -> Document:
         ],
         "resident_bytes": work.resident_bytes or None,
         "round_step_count": work.round_step_count or None,
+        "steps_since_push": work.steps_since_push if work.round_step_count else None,
+        "fragment_under_way": work.fragment_under_way or None,
     }
 
 

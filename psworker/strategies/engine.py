@@ -228,6 +228,7 @@ class Engine:
         self._finish_push()
         while not self._rounds.is_clean:
             self._push(is_beside=False)
+        self._show()
 
     def contribute(self, push_nothing: Callable[[], None]) -> None:
         """The job waits for a push of this worker, which has no data.
@@ -384,6 +385,14 @@ class Engine:
             self._finish_push()
         if self._rounds.sent is None and self._is_due():
             self._push(is_beside=self._strategy.taken_after > 0)
+        self._show()
+
+    def _show(self) -> None:
+        """Shows with the job where the worker stands."""
+        work = self._backend.work
+        sent = self._rounds.sent if self._sender.is_open else None
+        work.steps_since_push = self._rounds.steps_since_push
+        work.fragment_under_way = sent.fragment + 1 if sent is not None else 0
 
     def _is_due(self) -> bool:
         """Whether a push is due; shows how long the round is, where that is new."""

@@ -210,6 +210,8 @@ class ControlClient(CoordinatorPort):
                 ),
                 resident_bytes=resident_bytes(),
                 round_step_count=done.round_step_count,
+                steps_since_push=done.steps_since_push,
+                fragment_under_way=done.fragment_under_way,
                 metrics=[
                     pb.Metric(name=name, value=value, step=step)
                     for name, (value, step) in done.metrics.items()

@@ -386,6 +386,9 @@ class WorkDone:
         activity_s: For how long it has done that.
         metrics: By name, the mean of what was logged lately and the step of the newest.
         round_step_count: Local steps of a round, 0 where each step is a push.
+        steps_since_push: Local steps since its newest push began.
+        fragment_under_way: Which fragment is being pushed beside further steps, from 1;
+            0 for none.
     """
 
     step_count: int
@@ -395,3 +398,5 @@ class WorkDone:
     activity_s: float
     metrics: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     round_step_count: int = 0
+    steps_since_push: int = 0
+    fragment_under_way: int = 0

@@ -188,6 +188,8 @@ class MadeJob:
             "received_bytes": self.clock * 3 * MIB,
             "resident_bytes": (860 + rank % 7 * 11) * MIB,
             "round_step_count": None,
+            "steps_since_push": None,
+            "fragment_under_way": None,
         }
 
     def _shard(self, index: int) -> Document:

@@ -24,7 +24,13 @@ from pswire.membership import Mode
 from psworker.strategies.decoupled import DecoupledDiLoCo
 from psworker.strategies.rounds import Progress
 from psworker.strategies.strategy import Tensors
-from tests.integration.job import Job, connect, deviation, run_workers
+from tests.integration.job import (
+    Job,
+    connect,
+    deviation,
+    run_workers,
+    worker_behind,
+)
 
 TOLERANCE: Final = 1e-5
 OWN_SHARE: Final = 0.5
@@ -343,6 +349,7 @@ def test_local_steps_go_on_where_no_quorum_comes(
 ) -> None:
     """The push that waits for one in vain is made again, beside further steps."""
     goes_on = threading.Event()
+    shown: dict[str, set[int]] = {"w0": set(), "w1": set()}
 
     def train(worker_id: str) -> int:
         model = _model()
@@ -360,6 +367,7 @@ def test_local_steps_go_on_where_no_quorum_comes(
                 model(torch.ones(1, 3)).square().sum().backward()
                 optimizer.step()
                 step_count += 1
+                shown[worker_id].add(worker_behind(ps).work.fragment_under_way)
                 if "the local steps go on meanwhile" in caplog.text:
                     goes_on.set()
         return step_count
@@ -368,6 +376,7 @@ def test_local_steps_go_on_where_no_quorum_comes(
         step_counts = run_workers(dict.fromkeys(("w0", "w1"), train))
     assert goes_on.is_set()
     assert step_counts["w0"] > step_counts["w1"]
+    assert shown["w0"] & {1, 2}
 
 
 def test_what_a_step_waits_is_noted(
@@ -375,6 +384,7 @@ def test_what_a_step_waits_is_noted(
 ) -> None:
     """Which is what the fault tests look for."""
     monkeypatch.setenv("PS_HISTORY", f"{tmp_path}/history/")
+    shown = []
     with Job(tmp_path) as job, connect(job, "w0") as ps:
         model = _model()
         optimizer = _inner(model)
@@ -384,7 +394,9 @@ def test_what_a_step_waits_is_noted(
             optimizer.zero_grad()
             model(inputs).square().sum().backward()
             optimizer.step()
+            shown.append(worker_behind(ps).work.steps_since_push)
     (history,) = (tmp_path / "history").glob("worker-*.jsonl")
     lines = [json.loads(text) for text in history.read_text().splitlines()]
     clocks = [line["clock"] for line in lines if line["type"] == "wait"]
     assert clocks == [1, 2, 3, 4]
+    assert shown == 4 * [1, 0]

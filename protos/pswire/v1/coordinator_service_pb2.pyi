@@ -2145,6 +2145,8 @@ class ReportWorkRequest(google.protobuf.message.Message):
     RECORDED_FIELD_NUMBER: builtins.int
     IDLE_S_FIELD_NUMBER: builtins.int
     ROUND_STEP_COUNT_FIELD_NUMBER: builtins.int
+    STEPS_SINCE_PUSH_FIELD_NUMBER: builtins.int
+    FRAGMENT_UNDER_WAY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
     process_id: builtins.str
@@ -2171,6 +2173,10 @@ class ReportWorkRequest(google.protobuf.message.Message):
     """Seconds in which it has waited for others to compute."""
     round_step_count: builtins.int
     """Local steps of a round; 0 where each step is a push."""
+    steps_since_push: builtins.int
+    """Local steps since its newest push began."""
+    fragment_under_way: builtins.int
+    """Which fragment of its model is being pushed beside further steps, from 1; 0 for none."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -2207,9 +2213,11 @@ class ReportWorkRequest(google.protobuf.message.Message):
         recorded: global___RecordedSpans | None = ...,
         idle_s: builtins.float = ...,
         round_step_count: builtins.int = ...,
+        steps_since_push: builtins.int = ...,
+        fragment_under_way: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["recorded", b"recorded", "traffic", b"traffic", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["activity", b"activity", "activity_ms", b"activity_ms", "compute_s", b"compute_s", "idle_s", b"idle_s", "job_id", b"job_id", "load_s", b"load_s", "metrics", b"metrics", "process_id", b"process_id", "recorded", b"recorded", "resident_bytes", b"resident_bytes", "round_step_count", b"round_step_count", "sample_count", b"sample_count", "send_s", b"send_s", "step_count", b"step_count", "traffic", b"traffic", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activity", b"activity", "activity_ms", b"activity_ms", "compute_s", b"compute_s", "fragment_under_way", b"fragment_under_way", "idle_s", b"idle_s", "job_id", b"job_id", "load_s", b"load_s", "metrics", b"metrics", "process_id", b"process_id", "recorded", b"recorded", "resident_bytes", b"resident_bytes", "round_step_count", b"round_step_count", "sample_count", b"sample_count", "send_s", b"send_s", "step_count", b"step_count", "steps_since_push", b"steps_since_push", "traffic", b"traffic", "wait_s", b"wait_s", "worker", b"worker"]) -> None: ...
 
 global___ReportWorkRequest = ReportWorkRequest
 
@@ -3008,6 +3016,8 @@ class WorkStatus(google.protobuf.message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     ROUND_STEP_COUNT_FIELD_NUMBER: builtins.int
+    STEPS_SINCE_PUSH_FIELD_NUMBER: builtins.int
+    FRAGMENT_UNDER_WAY_FIELD_NUMBER: builtins.int
     step_count: builtins.int
     """Steps of its optimizers since it joined."""
     sample_count: builtins.int
@@ -3034,6 +3044,10 @@ class WorkStatus(google.protobuf.message.Message):
     """Memory of the process that is resident; 0 if it is not known."""
     round_step_count: builtins.int
     """Local steps of a round; 0 where each step is a push."""
+    steps_since_push: builtins.int
+    """Local steps since its newest push began."""
+    fragment_under_way: builtins.int
+    """Which fragment of its model is being pushed beside further steps, from 1; 0 for none."""
     @property
     def traffic(self) -> global___Traffic:
         """Bytes of its messages to and from shards."""
@@ -3060,9 +3074,11 @@ class WorkStatus(google.protobuf.message.Message):
         resident_bytes: builtins.int = ...,
         metrics: collections.abc.Iterable[global___Metric] | None = ...,
         round_step_count: builtins.int = ...,
+        steps_since_push: builtins.int = ...,
+        fragment_under_way: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_compute_ms", b"_compute_ms", "_load_ms", b"_load_ms", "_peer_wait_ms", b"_peer_wait_ms", "_samples_per_s", b"_samples_per_s", "_send_ms", b"_send_ms", "_steps_per_s", b"_steps_per_s", "_wait_ms", b"_wait_ms", "compute_ms", b"compute_ms", "load_ms", b"load_ms", "peer_wait_ms", b"peer_wait_ms", "samples_per_s", b"samples_per_s", "send_ms", b"send_ms", "steps_per_s", b"steps_per_s", "traffic", b"traffic", "wait_ms", b"wait_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_compute_ms", b"_compute_ms", "_load_ms", b"_load_ms", "_peer_wait_ms", b"_peer_wait_ms", "_samples_per_s", b"_samples_per_s", "_send_ms", b"_send_ms", "_steps_per_s", b"_steps_per_s", "_wait_ms", b"_wait_ms", "activity", b"activity", "activity_ms", b"activity_ms", "compute_ms", b"compute_ms", "load_ms", b"load_ms", "metrics", b"metrics", "peer_wait_ms", b"peer_wait_ms", "resident_bytes", b"resident_bytes", "round_step_count", b"round_step_count", "sample_count", b"sample_count", "samples_per_s", b"samples_per_s", "send_ms", b"send_ms", "step_count", b"step_count", "steps_per_s", b"steps_per_s", "traffic", b"traffic", "wait_ms", b"wait_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_compute_ms", b"_compute_ms", "_load_ms", b"_load_ms", "_peer_wait_ms", b"_peer_wait_ms", "_samples_per_s", b"_samples_per_s", "_send_ms", b"_send_ms", "_steps_per_s", b"_steps_per_s", "_wait_ms", b"_wait_ms", "activity", b"activity", "activity_ms", b"activity_ms", "compute_ms", b"compute_ms", "fragment_under_way", b"fragment_under_way", "load_ms", b"load_ms", "metrics", b"metrics", "peer_wait_ms", b"peer_wait_ms", "resident_bytes", b"resident_bytes", "round_step_count", b"round_step_count", "sample_count", b"sample_count", "samples_per_s", b"samples_per_s", "send_ms", b"send_ms", "step_count", b"step_count", "steps_per_s", b"steps_per_s", "steps_since_push", b"steps_since_push", "traffic", b"traffic", "wait_ms", b"wait_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_compute_ms", b"_compute_ms"]) -> typing.Literal["compute_ms"] | None: ...
     @typing.overload

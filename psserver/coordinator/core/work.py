@@ -49,6 +49,9 @@ class Work:
         resident_bytes: Memory of its process, 0 if it is not known.
         metrics: What the script has logged, by name.
         round_step_count: Local steps of a round, 0 where each step is a push.
+        steps_since_push: Local steps since its newest push began.
+        fragment_under_way: Which fragment is being pushed beside further steps, from 1;
+            0 for none.
     """
 
     step_count: int = 0
@@ -66,6 +69,8 @@ class Work:
     resident_bytes: int = 0
     metrics: Mapping[str, Logged] = field(default_factory=dict)
     round_step_count: int = 0
+    steps_since_push: int = 0
+    fragment_under_way: int = 0
 
     @property
     def total_s(self) -> float:

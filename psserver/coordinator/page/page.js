@@ -220,6 +220,8 @@ function workerFigures(worker) {
     ["Steps", whole(steps), `${measured(worker.steps_per_s)}/s`],
     ["Samples", whole(samples), `${measured(worker.samples_per_s)}/s`],
     ...(worker.round_step_count === null ? [] : [["Round", whole(worker.round_step_count), "local steps"]]),
+    ...(worker.steps_since_push === null ? [] : [["Since its push", whole(worker.steps_since_push), "local steps"]]),
+    ...(worker.fragment_under_way === null ? [] : [["Pushing part", whole(worker.fragment_under_way), "of the model"]]),
     ["Sent", bytes(worker.sent_bytes)],
     ["Received", bytes(worker.received_bytes)],
     ["Memory", bytes(worker.resident_bytes)],

@@ -252,6 +252,8 @@ def _work_status(recent: RecentWork, peer_wait_ms: float | None) -> messages.Wor
         ),
         resident_bytes=work.resident_bytes,
         round_step_count=work.round_step_count,
+        steps_since_push=work.steps_since_push,
+        fragment_under_way=work.fragment_under_way,
         metrics=[
             messages.Metric(name=name, value=logged.value, step=logged.step)
             for name, logged in sorted(work.metrics.items())

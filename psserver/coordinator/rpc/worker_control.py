@@ -62,6 +62,8 @@ _COUNTERS = (
     "activity_ms",
     "resident_bytes",
     "round_step_count",
+    "steps_since_push",
+    "fragment_under_way",
 )
 """Fields of a report of work that are numbers from 0 on."""
 

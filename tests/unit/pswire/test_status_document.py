@@ -73,6 +73,8 @@ def _worker(rank: int, compute_ms: float, peer_wait_ms: float) -> pb.WorkerStatu
             ),
             resident_bytes=1_200_000_000,
             round_step_count=50,
+            steps_since_push=12,
+            fragment_under_way=2,
             metrics=[
                 pb.Metric(name="accuracy", value=0.91, step=1199),
                 pb.Metric(name="loss", value=0.25 + rank / 100, step=1199),
