@@ -430,7 +430,7 @@ class DrivenWorker:
     def answered(self, call: Call, answer: Reply) -> None:
         if self._calls.get(call.shard_index) is not call:
             return
-        reply = _reply_of(answer)
+        reply = reply_of(answer)
         if self._successor is not None:
             self._note_outcome(call, reply.outcome)
             return
@@ -564,7 +564,7 @@ class DrivenWorker:
         self.network.deliver_push(self, call, held)
 
 
-def _reply_of(reply: Reply) -> PushReply:
+def reply_of(reply: Reply) -> PushReply:
     """An answer as it comes out of the wire, but for what no core reads."""
     return PushReply(
         outcome=reply.outcome,
