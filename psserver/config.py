@@ -321,7 +321,7 @@ class CoordinatorConfig:
                 f"{CLOCKED_MODES} two-phase: the norm of a gradient is known only when "
                 "every shard has all of it"
             )
-        if self.aggregation.rule.selects:
+        if self.aggregation.rule.selects or self.aggregation.rule.is_radial:
             found.append(
                 f"--aggregation {self.aggregation} makes steps two-phase: how far "
                 "gradients are from each other is known only when every shard has all "

@@ -8,7 +8,8 @@ up, a worker or the coordinator, comes to the same decision, bit by bit.
 Sources: coordinate-wise median and trimmed mean, Yin et al., "Byzantine-Robust
 Distributed Learning: Towards Optimal Statistical Rates", ICML 2018. Krum and
 Multi-Krum, Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant
-Gradient Descent", NIPS 2017.
+Gradient Descent", NIPS 2017. Radial-directional averaging, Douillard et al., "Decoupled
+DiLoCo for Resilient Distributed Pre-training", arXiv 2604.21428, 2026.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ import hmac
 import math
 import re
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, NamedTuple, Self
@@ -52,6 +53,7 @@ class AggregationRule:
         is_coordinatewise: Whether each element is computed by itself, from all workers.
         selects: Whether it takes some gradients whole and leaves out the others, by the
             distances between them.
+        is_radial: Whether length and direction are averaged apart.
     """
 
     summary: str
@@ -60,10 +62,16 @@ class AggregationRule:
     is_weighted: bool = False
     is_coordinatewise: bool = False
     selects: bool = False
+    is_radial: bool = False
 
 
 _RULES: Final = {
     "mean": AggregationRule(summary="the weighted mean", is_weighted=True),
+    "radial": AggregationRule(
+        summary="the weighted mean of directions, as long as that of the norms",
+        is_weighted=True,
+        is_radial=True,
+    ),
     "median": AggregationRule(
         summary="the median of each element", is_coordinatewise=True
     ),
@@ -88,8 +96,8 @@ _RULES: Final = {
 }
 
 EXAMPLES: Final = (
-    "mean, median, trimmed-mean:0.25, krum:f=2 or multi-krum:f=2 (with m=4 the mean of "
-    "4, not of all but f)"
+    "mean, radial, median, trimmed-mean:0.25, krum:f=2 or multi-krum:f=2 (with m=4 the "
+    "mean of 4, not of all but f)"
 )
 
 
@@ -199,6 +207,28 @@ class Aggregation:
         # Of equals the first by worker id, whichever came first.
         return sorted(sorted(candidates, key=lambda i: (scores[i], i))[:taken])
 
+    def radial_factors(
+        self, products: "Products", weights: Mapping[int, float]
+    ) -> dict[int, float]:
+        """What each gradient is multiplied by before the weighted mean; all 1 for most.
+
+        So that the mean points where the weighted mean of unit vectors does, and its
+        norm is the weighted mean of the norms. Where unit vectors cancel out there is
+        no direction, and the weighted mean stays what it is.
+
+        Args:
+            products: Of all gradients.
+            weights: Of those that count.
+        """
+        norms = {i: math.sqrt(max(0.0, products.of(i, i))) for i in weights}
+        total = sum_or_nan([*weights.values()])
+        length = sum_or_nan([weights[i] * norms[i] for i in weights])
+        units = {i: weights[i] / norms[i] for i in weights if norms[i] > 0}
+        spread = math.sqrt(products.square_of_sum(units))
+        if not (self.rule.is_radial and spread > UNIT_SUM_MIN * total > 0):
+            return dict.fromkeys(weights, 1.0)
+        return {i: length / spread / norms[i] if norms[i] else 1.0 for i in weights}
+
     @property
     def _problem(self) -> str:
         if not self.share < 0.5:
@@ -213,6 +243,9 @@ class Aggregation:
 
 
 MEAN: Final = Aggregation()
+
+UNIT_SUM_MIN: Final = 1e-6
+"""Share of their number below which the sum of unit vectors is rounding alone."""
 
 
 class GradientCounts(NamedTuple):
@@ -323,12 +356,14 @@ class UpdateRules:
     @property
     def measures_each(self) -> bool:
         """Whether the gradient of each worker is measured, and not their aggregate."""
-        return self.gradient_norm_max > 0 or self.aggregation.rule.selects
+        rule = self.aggregation.rule
+        return self.gradient_norm_max > 0 or rule.selects or rule.is_radial
 
     @property
     def measures_pairs(self) -> bool:
         """Whether that includes how the gradients lie to each other."""
-        return self.aggregation.rule.selects or (
+        rule = self.aggregation.rule
+        return (rule.selects or rule.is_radial) or (
             self.measures_each and self.clip_grad_norm > 0
         )
 
@@ -382,6 +417,14 @@ class UpdateRules:
         products = products.scaled(factors)
         chosen = self.aggregation.chosen(products, candidates)
         clock = clock._replace(left_out=tuple(sorted({*candidates} - {*chosen})))
+        if self.aggregation.rule.is_radial:
+            radial = self.aggregation.radial_factors(
+                products, {place: weights[place] for place in chosen}
+            )
+            own = [radial.get(place, 1.0) for place in range(len(weights))]
+            products = products.scaled(own)
+            made = (a * b for a, b in zip(factors, own, strict=True))
+            clock = clock._replace(factors=tuple(made))
         if not self.clip_grad_norm:
             return clock
         shares = {

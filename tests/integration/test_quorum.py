@@ -4,11 +4,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from psctl.check_history import check_history
+from pswire.aggregation import Aggregation
 from pswire.membership import Mode, ModeTerms
 from tests.integration.job import Crew, Job, connect
 from tests.integration.ones_worker import Worker, run_all
@@ -94,3 +96,29 @@ def test_the_samples_of_late_pushes_count_once_and_none_is_dropped(
         (report,) = job.ask(lambda: [each.report for each in ledger.epochs()])
     assert {*outcomes["w0"], *outcomes["w1"]} == {"applied"}
     assert (report.seen_once, report.dropped) == (sample_count, 0)
+
+
+@pytest.mark.parametrize("mode", [Mode.BSP, Mode.QUORUM])
+def test_radial_averages_length_and_direction_apart(tmp_path: Path, mode: Mode) -> None:
+    quorum = 2 if mode is Mode.QUORUM else None
+    radial = Aggregation.parse("radial")
+    with Job(
+        tmp_path, workers_min=2, mode=mode, quorum=quorum, aggregation=radial
+    ) as job:
+        one, other = workers_of(job, "w0", "w1")
+
+        def step(worker: Worker, first: float, second: float) -> None:
+            for parameter, value in zip(
+                worker.model.parameters(), (first, second), strict=True
+            ):
+                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad[0] = value
+            worker.optimizer.step()
+
+        with one.ps, other.ps:
+            run_all(lambda: step(one, 3.0, 0.0), lambda: step(other, 0.0, 1.0))
+            for worker in (one, other):
+                found = [float(each.detach()[0]) for each in worker.model.parameters()]
+                assert found == pytest.approx([-(2**0.5)] * 2)
+                assert worker.ps.last_push is not None
+                assert worker.ps.last_push.gradient_factor == 1

@@ -4,10 +4,10 @@ The protocol is the real one: a `MemberCore` for each learner and a `ShardCore` 
 shard, driven with injected time; merges are made by the shards' own weighted mean and
 torch's optimizer. Assumed is the world around them:
 
-- A learner takes a local step each 0.8 to 1.4 s, on 16 images of 8 x 8 pixels (a linear
-  classifier), at a rate that falls to 2 %. It is up for 5 minutes on average, and down for 10 to 40 % of the time,
-  both drawn from exponential distributions: the failures of Decoupled DiLoCo's
-  experiments are of this order. A message takes 100 ms.
+- A learner takes a local step each 0.8 to 1.4 s, on 16 images of 8 x 8 pixels (a
+  linear classifier, at a rate that falls to 2 %). It is up for 5 minutes on average,
+  and down for 10 to 40 % of the time, both drawn from exponential distributions: the
+  failures of Decoupled DiLoCo's experiments are of this order. A message takes 100 ms.
 - Who comes back has lost what it trained since its last push, and begins at the newest
   anchor. It keeps its place in the job meanwhile: nobody is evicted.
 - *Possible* is what learners could compute while they were up, *useful* is what was

@@ -374,7 +374,8 @@ class ClockProgress:
         bad = self._bad_workers(clock, entries)
         nonfinite = tuple(w.worker_id for w in of_kind(entries, kind) if w in bad)
         choice = self.commits.committed(clock)
-        factors = choice.factor_of() if choice is not None else {}
+        is_told = not self._state.rules.update.aggregation.rule.is_radial
+        factors = choice.factor_of() if choice is not None and is_told else {}
         left_out = choice.left_out_workers() if choice is not None else frozenset()
         # Workers that come from a mode without clocks have values of different age.
         is_new = clock == self._clocks.first_clock

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from pswire.aggregation import (
     Aggregation,
@@ -57,7 +58,7 @@ MULTI_KRUM = rules_of("multi-krum:f=1")
 
 @pytest.mark.parametrize(
     "text",
-    ["mean", "median", "trimmed-mean:0.25", "krum:f=2", "multi-krum:f=2,m=4"],
+    ["mean", "radial", "median", "trimmed-mean:0.25", "krum:f=2", "multi-krum:f=2,m=4"],
 )
 def test_a_rule_is_read_as_it_is_written(text: str) -> None:
     assert str(Aggregation.parse(text)) == text
@@ -85,6 +86,48 @@ def test_a_rule_is_read_as_it_is_written(text: str) -> None:
 def test_another_text_is_refused_with_what_is_allowed(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Aggregation.parse(text)
+
+
+# Radial
+
+VECTORS = [[3.0, 0.0, 4.0], [0.0, 0.5, 0.0], [-1.0, 2.0, 2.0]]
+WEIGHTS = [2.0, 1.0, 5.0]
+
+
+def radial_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> torch.Tensor:
+    """As the paper has it: norms and unit vectors are averaged apart."""
+    pushed, shares = torch.tensor(vectors).double(), torch.tensor(weights).double()
+    shares = (shares / shares.sum()).unsqueeze(1)
+    norms = pushed.norm(dim=1, keepdim=True)
+    units = torch.where(norms > 0, pushed / norms, pushed)
+    direction = (shares * units).sum(0)
+    length = float((shares * norms).sum())
+    return direction * (length / float(direction.norm()))
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.5])
+@pytest.mark.parametrize("extra", [[], [[0.0, 0.0, 0.0]]])
+def test_radial_averages_length_and_direction_apart(
+    clip: float, extra: list[Vector]
+) -> None:
+    vectors, weights = [*VECTORS, *extra], [*WEIGHTS, 3.0][: 3 + len(extra)]
+    rules = rules_of("radial", clip_grad_norm=clip)
+    halves = [[v[:1] for v in vectors], [v[1:] for v in vectors]]
+    found = rules.decided([part(half, weights) for half in halves])
+    shares = torch.tensor(weights).double() / sum(weights) * torch.tensor(found.factors)
+    mean = (shares.unsqueeze(1) * torch.tensor(vectors)).sum(0)
+    wanted = radial_mean(vectors, weights)
+    torch.testing.assert_close(mean, wanted)
+    if clip:
+        assert found.sum_of_squares == pytest.approx(float(wanted.norm() ** 2))
+        assert found.gradient_scale == pytest.approx(1.5 / float(wanted.norm()), 1e-3)
+
+
+def test_radial_is_the_mean_of_one_and_where_directions_cancel_out() -> None:
+    rules = rules_of("radial")
+    assert rules.decided([part([[3.0, 4.0]], [7.0])]).factors == pytest.approx((1.0,))
+    opposite = part([[1.0, 0.0], [-2.0, 0.0]])
+    assert rules.decided([opposite]).factors == (1.0, 1.0)
 
 
 # Chosen
