@@ -220,6 +220,11 @@ two-hosts: .venv/installed ## type the commands of docs/several-machines.md on t
 	$(BIN)/pytest tests/clusters/test_two_hosts.py -q \
 		-o faulthandler_timeout=1830 $(ARGS)
 
+.PHONY: strategies
+strategies: .venv/installed ## compare local steps with steps in step on a slow link, for 15 minutes
+	@$(BIN)/psctl compare --link 50mbit,20ms --samples 256000 --strategies \
+		bsp,diloco:50,streaming-diloco:50:fragment_count=2:taken_after=12,diloco:50+int8 $(ARGS)
+
 .PHONY: clean
 clean: ## remove what these commands made
 	rm -rf .venv .venv-protogen .venv-buf .venv-oldest .venv-newest .venv-audit \

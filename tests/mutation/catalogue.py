@@ -4733,6 +4733,19 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a comparison of strategies ends with its first worker",
+        (
+            Edit(
+                "psctl/compare/strategy_runs.py",
+                "self.ended_s = max(each.at_s for each in points)",
+                "self.ended_s = max(e.at_s for e in points if not e.worker_index)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psctl/test_compare_strategies.py::test_a_run_is_counted_from_its_first_step_to_the_end_of_its_last_worker",
+        ),
+    ),
+    PlantedBug(
         "traffic has a little more than its share of the time",
         (
             Edit(
