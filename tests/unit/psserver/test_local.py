@@ -127,3 +127,32 @@ def test_a_killed_coordinator_is_started_again_where_it_was(
     with pytest.raises(JobFailedError, match=r"the coordinator ended with code 69$"):
         asyncio.run(keep())
     assert started == [("coordinator", "--listen=127.0.0.1:7070")] * 2
+
+
+def test_shards_are_told_where_to_record_and_the_coordinator_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: dict[str, tuple[str, ...]] = {}
+
+    async def start(*arguments: str) -> asyncio.subprocess.Process:
+        role = arguments[0]
+        started[role] = arguments
+        program = f"print('psserver {role} on 127.0.0.1:7070', flush=True); exit(69)"
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", program), stdout=asyncio.subprocess.PIPE
+        )
+
+    monkeypatch.setattr(local, "_start", start)
+    config = CoordinatorConfig(
+        listen=ListenConfig(address=parse_address("127.0.0.1:0")),
+        state_dir=tmp_path,
+        shard_count=1,
+    )
+    with pytest.raises(JobFailedError, match="ended with code 69"):
+        asyncio.run(
+            run_local(config, [], record=tmp_path / "recordings", verbose=False)
+        )
+
+    option = f"--record={tmp_path / 'recordings'}"
+    assert option in started["shard"]
+    assert option not in started["coordinator"]
