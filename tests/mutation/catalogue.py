@@ -5108,4 +5108,33 @@ BUGS = (
             "tests/integration/test_ways.py::test_asynchronous_local_steps_with_a_delayed_momentum",
         ),
     ),
+    PlantedBug(
+        "only those that were chosen commit a clock of a quorum",
+        (
+            Edit(
+                "psworker/member/open_push.py",
+                "        drives = self._worker in choice.workers or "
+                "self._drives_others\n",
+                "        drives = self._worker in choice.workers\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/member/test_open_push.py::test_in_mode_quorum_one_that_was_not_chosen_commits_too",
+        ),
+    ),
+    PlantedBug(
+        "directions are averaged without weights",
+        (
+            Edit(
+                "protos/pswire/aggregation.py",
+                "        units = {i: weights[i] / norms[i] for i in weights if "
+                "norms[i] > 0}\n",
+                "        units = {i: 1.0 / norms[i] for i in weights if norms[i] > "
+                "0}\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/pswire/test_aggregation.py::test_radial_averages_length_and_direction_apart",
+        ),
+    ),
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -279,3 +280,107 @@ def test_the_bound_is_checked(
     run = good(mode, 2)
     breaks(run)
     assert said in broken(run.check(tmp_path))["G6"]
+
+
+# Mode quorum
+
+
+def merged() -> Histories:
+    """A good run whose clocks were closed by a quorum of 1 and a window of 50 ms."""
+    run = good("quorum")
+    for lines in run.files.values():
+        for line in lines:
+            if line["type"] == "record":
+                line.update(quorum=1, grace_window_ms=50, terms_clock=0)
+    lines = run.files["shard-0"]
+    for clock in (1, 2, 3):
+        place = lines.index(run.find("shard-0", "applied", clock=clock))
+        merge = {
+            "type": "merge",
+            "clock": clock,
+            "quorum": 1,
+            "needed": 1,
+            "active": 2,
+            "window_ms": 50,
+            "closed_ms": 120,
+            "arrivals": [
+                [*push("a", clock), 1.0, 100, None],
+                [*push("b", clock), 1.0, 120, None],
+            ],
+        }
+        lines.insert(place, merge)
+    return run
+
+
+def merge_of(run: Histories) -> dict[str, Any]:
+    return run.find("shard-0", "merge", clock=2)
+
+
+def another_weight(run: Histories) -> None:
+    merge_of(run)["arrivals"][1][3] = 3.0
+
+
+def another_slack(run: Histories) -> None:
+    run.find("shard-0", "trailer", push=push("b", 2))["slack_ms"] = 7
+
+
+def another_quorum(run: Histories) -> None:
+    merge_of(run)["quorum"] = 2
+
+
+def too_few(run: Histories) -> None:
+    for line in run.files["shard-0"]:
+        line["quorum"] = 2
+    del merge_of(run)["arrivals"][0]
+
+
+def too_early(run: Histories) -> None:
+    del merge_of(run)["arrivals"][1]
+
+
+def of_more_than_were_merged(run: Histories) -> None:
+    too_early(run)
+    merge_of(run)["closed_ms"] = 150
+
+
+def closed_twice(run: Histories) -> None:
+    lines = run.files["shard-0"]
+    lines.insert(lines.index(merge_of(run)), dict(merge_of(run)))
+
+
+def test_merges_of_a_good_run_are_checked(tmp_path: Path) -> None:
+    report = merged().check(tmp_path)
+    assert broken(report) == {}
+    assert report.findings.checks["G40"] > 12
+
+
+def test_a_window_that_ends_with_a_slack_is_no_break(tmp_path: Path) -> None:
+    run = merged()
+    too_early(run)
+    merge_of(run)["arrivals"][0][5] = 20
+    run.find("shard-0", "trailer", push=push("a", 2))["slack_ms"] = 20
+    for shard in SHARDS:
+        for line in run.files[shard]:
+            if line["type"] == "applied" and line["clock"] == 2:
+                line["pushes"] = [push("a", 2)]
+    assert "G40" not in broken(run.check(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("breaks", "said"),
+    [
+        (another_weight, "with weight 3.0 and slack None ms of push 2 of b/1"),
+        (another_slack, "whose trailer says Sent(weight=1.0, slack_ms=7)"),
+        (another_quorum, "of 2 and a window of 50 ms, where the record has 1 and 50"),
+        (too_few, "with 1 pushes, not 2"),
+        (too_early, "at 120 ms, though its window ended at 150 ms and 1 more"),
+        (of_more_than_were_merged, "applied push 2 of b/1 in clock 2, which was"),
+        (closed_twice, "a second time, after"),
+    ],
+)
+def test_how_clocks_were_closed_is_checked(
+    tmp_path: Path, breaks: Callable[[Histories], None], said: str
+) -> None:
+    run = merged()
+    breaks(run)
+    assert said in broken(run.check(tmp_path))["G40"]

@@ -15,7 +15,7 @@ from psserver.config import (
 from psserver.edge.coordinator_settings import CoordinatorSettings, ShardLossPolicy
 from pswire.addresses import Address, parse_address
 from pswire.limits import CHUNK_BYTES_MAX
-from pswire.membership import LossPolicy, Mode, StepAtomicity
+from pswire.membership import LossPolicy, Mode, ModeTerms, StepAtomicity
 from pswire.security.credentials import Credentials, TlsFiles
 
 CHUNK_KIB_MAX: Final = CHUNK_BYTES_MAX >> 10
@@ -75,6 +75,10 @@ def test_what_is_protected_may_listen_everywhere(
             ["--staleness 3", "--mode asp", "only ssp bounds"],
         ),
         ({"mode": Mode.SSP, "staleness_bound": -1}, ["--staleness -1", "asp"]),
+        ({"quorum": 3}, ["--quorum 3", "--mode bsp", "say --mode quorum"]),
+        ({"grace_window_s": 0.5}, ["--grace-window 0.5", "say --mode quorum"]),
+        ({"mode": Mode.QUORUM, "quorum": 0}, ["--quorum 0"]),
+        ({"mode": Mode.QUORUM, "grace_window_s": 4e3}, ["--grace-window 4000"]),
         ({"backup_worker_count": -1}, ["--backup-workers -1", "from 0 to"]),
         ({"backup_worker_count": 1 << 70}, ["--backup-workers 11805", "from 0 to"]),
         ({"workers_min": 1 << 70}, ["--min-workers 11805", "from 1 to"]),
@@ -154,6 +158,11 @@ def test_ssp_without_a_bound_has_three_and_says_so() -> None:
     assert settings_of(mode=Mode.SSP).staleness_bound == 3
     assert "3 clocks apart" in notes_of(mode=Mode.SSP)
     assert settings_of(mode=Mode.SSP, staleness_bound=0).staleness_bound == 0
+    assert settings_of(mode=Mode.QUORUM).terms == ModeTerms(Mode.QUORUM, quorum=1)
+    assert "no --quorum" in notes_of(mode=Mode.QUORUM)
+    wanted = ModeTerms(Mode.QUORUM, quorum=4, grace_window_ms=500)
+    quorum = settings_of(mode=Mode.QUORUM, quorum=4, grace_window_s=0.5)
+    assert quorum.terms == wanted
     assert notes_of(mode=Mode.SSP, staleness_bound=0) == ""
 
 

@@ -106,6 +106,15 @@ def test_with_backup_workers_shard_0_chooses_and_the_chosen_commit() -> None:
     assert push.chosen(ClockChoice(5, (OTHER,))) is None
 
 
+def test_in_mode_quorum_one_that_was_not_chosen_commits_too() -> None:
+    """Those that were chosen may all be stopped."""
+    push = OpenPush(ME, 3, [(0, 1), ()], drives_others=True)
+    others = ClockChoice(5, (OTHER,))
+
+    assert push.chosen(others) == Commit(others)
+    assert push.chosen(ClockChoice(5, ())) is None  # it is closed already
+
+
 def test_the_scale_follows_from_what_all_shards_have_measured() -> None:
     push = opened(clip_grad_norm=1.5)
     parts = tuple(BOTH._replace(sum_of_squares=each) for each in (1.0, 8.0))
