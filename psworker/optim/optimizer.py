@@ -158,7 +158,6 @@ class PreparedOptimizer(Optimizer):
         self.schedules = Schedules((), inner)
         self.before_step: Callable[[], None] = lambda: None
         self._is_late = False
-        self._counts_rounds = False  # schedulers take steps between pushes
         self.loss_scales = LossScales()
         self.name = spec.name
         # Of every parameter that it has had what its state was made for.
@@ -299,7 +298,6 @@ class PreparedOptimizer(Optimizer):
             local: Optimizers that step between pushes of this one, and have the
                 schedulers.
         """
-        self._counts_rounds = bool(local)
         self.schedules = Schedules(schedulers, *(local or (self,)))
         if not (is_late and self.schedules.steps):
             return
@@ -324,18 +322,14 @@ class PreparedOptimizer(Optimizer):
     def _catch_up_with_job(self, before: tuple[int, ...]) -> tuple[int, ...]:
         """Has schedulers take the steps that the job's will have at its next push.
 
-        This worker's own next push may be the one whose settings count. Where
-        schedulers take further steps before that, those that it had at its last.
+        This worker's own next push may be the one whose settings count.
 
         Returns:
             How many these are.
         """
         settings = self._steps.settings_used(self.name)
-        taken = settings.next_scheduler_steps
-        if self._counts_rounds:
-            taken = settings.scheduler_steps
-        self._catch_up(before, taken, settings)
-        return taken
+        self._catch_up(before, settings.next_scheduler_steps, settings)
+        return settings.next_scheduler_steps
 
     def _catch_up(
         self,

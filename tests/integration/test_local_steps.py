@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
 from pswire.membership import Mode
+from psworker.steps.stepper import Stepper
 from psworker.strategies.strategy import InnerState
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import (
@@ -512,12 +513,23 @@ def test_layers_that_an_optimizer_takes_up_later_train_from_then_on(
     assert deviation(found["w0"], found["w1"]) == 0
 
 
+def _one_ahead(loader: Any, stepper: Stepper) -> Iterator[Any]:  # noqa: ANN401
+    """Batches, each after the next one was drawn, and rejoins until it was drawn."""
+    held: list[Any] = []
+    for batch in loader:
+        held.append((stepper.rejoin_count, *batch))
+        if len(held) > 1:
+            yield held.pop(0)
+    yield from held
+
+
 def test_the_data_of_a_round_that_is_lost_goes_back_and_its_worker_begins_anew(
     tmp_path: Path,
 ) -> None:
     is_out, has_begun = threading.Event(), threading.Event()
     both_are_here = threading.Barrier(2, timeout=30)
     seen: dict[str, list[int]] = {"w0": [], "w1": []}
+    voids: list[list[int]] = []
     with (
         Job(tmp_path, lease_ttl_ms=1_500, sockets=True) as job,
         FaultProxy(job.address) as proxy,
@@ -531,15 +543,22 @@ def test_the_data_of_a_round_that_is_lost_goes_back_and_its_worker_begins_anew(
                 *_, loader = ps.prepare(
                     model, optimizer, _loader(), strategy=psworker.LocalSteps(4)
                 )
+                stepper = worker_behind(ps)._stepper
+                assert stepper is not None
                 both_are_here.wait()
-                for inputs, indices in loader:
+                for rejoin_count, inputs, indices in _one_ahead(loader, stepper):
                     seen[worker_id] += indices.tolist()
+                    before = model.weight.detach().clone()
+                    is_void = stepper.rejoin_count > rejoin_count
                     _step(model, optimizer, inputs)
+                    if is_void:  # others have it by now
+                        assert torch.equal(model.weight, before)
+                        voids.append(indices.tolist())
                     if worker_id == "w0" and len(seen["w0"]) == 8:
                         has_begun.set()
                         assert is_out.wait(30)
                 values = [each.detach().clone() for each in model.parameters()]
-                return loader.report, values, worker_behind(ps)._stepper.rejoin_count  # type: ignore[union-attr]
+                return loader.report, values, stepper.rejoin_count
 
         with Crew(dict.fromkeys(("w0", "w1"), work)) as crew:
             assert has_begun.wait(30)
@@ -551,6 +570,7 @@ def test_the_data_of_a_round_that_is_lost_goes_back_and_its_worker_begins_anew(
     for report, _, _ in found.values():
         assert report.is_complete, report
     assert found["w0"][2] == 1
+    assert len(voids) == 1
     assert deviation(found["w0"][1], found["w1"][1]) == 0
     everything = seen["w0"] + seen["w1"]
     assert set(everything) == set(range(SAMPLE_COUNT))

@@ -5137,4 +5137,113 @@ BUGS = (
             "tests/unit/pswire/test_aggregation.py::test_radial_averages_length_and_direction_apart",
         ),
     ),
+    PlantedBug(
+        "the last steps of a worker's data are not pushed before it waits",
+        (
+            Edit(
+                "psworker/data/leases.py",
+                "        self._source.end_round()\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_local_steps.py::"
+            "test_every_sample_counts_once_whatever_the_length_of_a_round",
+        ),
+    ),
+    PlantedBug(
+        "a worker that has joined again goes on with what it trained before",
+        (
+            Edit(
+                "psworker/strategies/engine.py",
+                "        self._is_new = True\n        self._takes_part = False\n"
+                "        self._anchors.start_over()\n",
+                "        self._is_new = True\n        self._takes_part = False\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_rewinds.py::"
+            "test_rounds_of_local_steps_go_on_from_the_checkpoint",
+        ),
+    ),
+    PlantedBug(
+        "steps on data that others have now count",
+        (
+            Edit(
+                "psworker/strategies/engine.py",
+                "        if drawn.is_of_lost or self._is_new:\n",
+                "        if self._is_new:\n",
+            ),
+            Edit(
+                "psworker/strategies/engine.py",
+                "change = partial(_clear_gradients, optimizer)",
+                "pass",
+            ),
+            Edit(
+                "psworker/backends/between_pushes.py",
+                "        return self._pending.is_of_lost or self._stepper.",
+                "        return False and self._stepper.",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_local_steps.py::"
+            "test_the_data_of_a_round_that_is_lost_goes_back_and_its_worker_begins_anew",
+        ),
+    ),
+    PlantedBug(
+        "rounds of a GAN are counted by all of its optimizers",
+        (
+            Edit(
+                "psworker/strategies/engine.py",
+                "        if not is_first:\n            self._samples_of_others",
+                "        if False:\n            self._samples_of_others",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_local_steps.py::"
+            "test_rounds_of_a_gan_are_counted_by_its_first_optimizer",
+        ),
+    ),
+    PlantedBug(
+        "a buffer that a forward pass exchanges is not followed",
+        (
+            Edit(
+                "psworker/strategies/engine.py",
+                "        self._anchors.look()\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_local_steps.py::"
+            "test_buffers_ties_and_parameters_without_an_optimizer_follow_the_job",
+        ),
+    ),
+    PlantedBug(
+        "averaged inner state is not sent",
+        (
+            Edit(
+                "psworker/strategies/engine.py",
+                "            self._inner.send()\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_local_steps.py::"
+            "test_inner_state_is_kept_reset_or_averaged_as_said",
+        ),
+    ),
+    PlantedBug(
+        "a copy of a model takes part in the job",
+        (
+            Edit(
+                "psworker/data/batch_tensors.py",
+                "        twin._forward_pre_hooks = _others(model._forward_pre_hooks)\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_local_steps.py::"
+            "test_copies_of_a_model_are_the_scripts_own",
+        ),
+    ),
 )
