@@ -253,6 +253,23 @@ def _note_values(ps: psworker.connection.Connection, events: list[Event]) -> Non
     )
 
 
+class DiedError(Exception):
+    """A learner ends in the middle of a round, and does not leave."""
+
+
+def _is_between_pushes(ps: psworker.connection.Connection, step_count: int) -> bool:
+    """Whether so many steps have come, and no push is under way.
+
+    One that is is waited for: the next step takes what it brings.
+    """
+    assert ps._engine is not None
+    answer, rounds = ps._engine._sender._answer, ps._engine._rounds
+    if step_count < 0:
+        return False
+    assert answer is None or answer.wait(30)
+    return rounds.sent is None and rounds.steps_since_push > 0
+
+
 def _learner(
     job: Job,
     logs: dict[str, list[Event]],
@@ -262,6 +279,7 @@ def _learner(
     taken_after: int,
     pace: Callable[[str], None] = lambda _: None,
     dies_after: int = 0,
+    reports: list[Any] | None = None,
 ) -> Callable[[str], list[int]]:
     """A learner's work; the sizes of its batches."""
 
@@ -293,6 +311,10 @@ def _learner(
                 ps.note_tokens(token_count)
                 optimizer.step()
                 events.append(Event("done", _copies(model.parameters())))
+                if dies_after and _is_between_pushes(ps, len(seen) - dies_after):
+                    raise DiedError
+            if reports is not None:
+                reports.append(loader.report)
         return seen
 
     return work
@@ -400,3 +422,34 @@ def test_what_a_step_waits_is_noted(
     clocks = [line["clock"] for line in lines if line["type"] == "wait"]
     assert clocks == [1, 2, 3, 4]
     assert shown == 4 * [1, 0]
+
+
+@pytest.mark.repeat  # tests/fault/test_decoupled.py kills processes
+def test_what_a_dead_learner_had_not_pushed_is_trained_by_the_others(
+    tmp_path: Path,
+) -> None:
+    logs: dict[str, list[Event]] = {}
+    reports: list[Any] = []
+    died = threading.Event()
+    options: dict[str, Any] = {"every": 6, "taken_after": 1, "reports": reports}
+
+    def living(worker_id: str) -> list[int]:
+        def pace(_: str) -> None:
+            assert died.is_set() or len(logs[worker_id]) < 20 or died.wait(30)
+
+        return _learner(job, logs, 90, pace=pace, **options)(worker_id)
+
+    def dying(worker_id: str) -> list[int]:
+        with pytest.raises(DiedError):
+            _learner(job, logs, 90, dies_after=9, **options)(worker_id)
+        died.set()
+        return []
+
+    quorum: dict[str, Any] = {"mode": Mode.QUORUM, "quorum": 1, "lease_ttl_ms": 1_000}
+    with Job(tmp_path, workers_min=2, **quorum) as job:
+        seen = run_workers({"w0": living, "w1": living, "w2": dying})
+    trained = len(seen["w0"]) + len(seen["w1"])
+    by_dead = sum(event.kind == "done" for event in logs["w2"])
+    assert trained > 90 - by_dead  # some of what it had trained was trained again
+    check(logs)
+    assert reports[-1].seen_once == 2 * 90
