@@ -259,6 +259,20 @@ def test_the_staleness_of_all_pushes_is_summed_up() -> None:
     assert "staleness " not in _text()
 
 
+def test_it_says_how_long_rounds_of_local_steps_are() -> None:
+    def text(*step_counts: int) -> str:
+        return _text(
+            workers=[
+                _worker(f"w{rank}", work=pb.WorkStatus(round_step_count=count))
+                for rank, count in enumerate(step_counts)
+            ]
+        )
+
+    assert "local steps 50 a round" in text(50, 50)
+    assert "local steps a round: w0 50, w1 120" in text(50, 120)
+    assert "local steps" not in text(0, 0)
+
+
 def test_a_job_that_clips_says_so() -> None:
     assert "gradients   clipped to a norm of 0.5" in _text(clip_grad_norm=0.5)
     assert "gradients" not in _text()
