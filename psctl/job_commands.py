@@ -1,5 +1,7 @@
 """The commands of `psctl` that look at a job or change it, and at its histories."""
 
+import json
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -245,16 +247,37 @@ def doctor(
     Without --coordinator it looks at this machine alone. A job that trains is delayed
     for less than a second.
     """
-    from psctl.doctor.command import run_doctor
+    from psctl.doctor.checks import CHECKS, NOT_REACHED, examine
+    from psctl.doctor.findings import (
+        exit_code,
+        finding_text,
+        findings_json,
+        summary_text,
+    )
+    from psctl.doctor.probes import Surroundings
 
-    code = run_doctor(
+    names = [check.name for check in CHECKS]
+    skipped = {chosen(names, each) for each in skip or ()}
+    around = Surroundings(
         coordinator,
-        state_folders=state_dir or [],
+        state_folders=state_dir or (),
         checkpoint_url=checkpoint_dir,
         worker_count=workers,
-        skipped=skip or [],
-        as_json=as_json,
     )
+    findings = []
+    with closing(around):
+        for name, found in examine(around, skipped):
+            findings.append((name, found))
+            if found is not NOT_REACHED and not as_json:
+                typer.echo(finding_text(name, found))
+    if as_json:
+        at = None if coordinator is None else str(coordinator)
+        typer.echo(json.dumps(findings_json(at, findings), indent=2))
+    else:
+        if left_out := [name for name, found in findings if found is NOT_REACHED]:
+            typer.echo(finding_text("others", NOT_REACHED) + f": {', '.join(left_out)}")
+        typer.echo(f"\n{summary_text(findings)}")
+    code = exit_code(findings)
     if code != ExitCode.DONE:
         raise typer.Exit(code)
 
