@@ -421,9 +421,10 @@ class Record:
     def ranks_at(self, clock: int) -> tuple[int, ...]:
         """Ranks of the workers that take part in a clock, in their order.
 
-        Where clocks are waited for, it is the same in all records that a worker may
-        have while the clock is open: without those that join at a later one, and with
-        those whose last one is not over.
+        Where clocks are waited for, without those that join at a later one, and with
+        those whose last one is not over: so a worker that has a newer record than
+        another says the same, but of one that has left or was lost before the clock,
+        of which the other has not heard.
         """
         if not self.mode.rules.is_clocked:
             return tuple(each.rank for each in self.members)

@@ -45,23 +45,23 @@ class Workers:
 def easgd(
     center: Values,
     workers: Workers,
-    rounds: Sequence[tuple[Mapping[int, int], int]],
+    rounds: Sequence[Mapping[int, tuple[int, int]]],
     beta: float,
 ) -> Values:
     """Equations 3 and 4 of Zhang, Choromanska and LeCun, 2015, with beta = p alpha.
 
-    A round: how many steps each worker takes, and p. One that has just joined may
-    take none yet, and be in p.
+    A round: how many steps each worker takes, and p as far as it knows: one that has
+    just joined or left may be in it.
     """
     x = workers.x
-    for taking, p in rounds:
-        for i, tau in taking.items():
+    for taking in rounds:
+        for i, (tau, _) in taking.items():
             x.setdefault(i, center)
             for _ in range(tau):
                 workers.step(i)
         before = center
         center = times(1 - beta, before)
-        for i in taking:
+        for i, (_, p) in taking.items():
             center = plus(center, x[i], beta / len(taking))
             x[i] = plus(x[i], plus(x[i], before, -1), -beta / p)
     return center

@@ -138,16 +138,13 @@ def trained_in_step(
     return {each.worker: each for each in found.values()}
 
 
-def by_clock(trained: dict[int, Trained]) -> list[tuple[dict[int, int], int]]:
-    """Steps of each worker that pushed, and how many there were, clock by clock."""
-    steps: defaultdict[int, dict[int, int]] = defaultdict(dict)
-    counts: defaultdict[int, set[int]] = defaultdict(set)
+def by_clock(trained: dict[int, Trained]) -> list[dict[int, tuple[int, int]]]:
+    """Steps of each worker that pushed, and how many it knew of, clock by clock."""
+    found: defaultdict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
     for each in trained.values():
         for clock, step_count, worker_count in each.pushes:
-            steps[clock][each.worker] = step_count
-            counts[clock].add(worker_count)
-    assert all(len(each) == 1 for each in counts.values()), "all must know the same"
-    return [(steps[clock], counts[clock].pop()) for clock in sorted(steps)]
+            found[clock][each.worker] = step_count, worker_count
+    return [found[clock] for clock in sorted(found)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -188,13 +185,17 @@ def test_federated_averaging(mu: float, seed: int, tmp_path: Path) -> None:
         )
         anchor = anchor_of(job)
     rounds = by_clock(trained)
-    for clock, (taking, count) in enumerate(rounds, start=1):
-        if count == worker_count:  # later on some have done all their steps
-            assert len(taking) == max(1, round(fraction * worker_count))
-            assert all(
-                strategies[0].takes_part(Turn(clock, each, count)) for each in taking
-            )
-    samples = [{k: (n, float(n)) for k, n in taking.items()} for taking, _ in rounds]
+    # Later on one that is drawn may have done all its steps, and leave, and not all
+    # hear of it in the same clock.
+    until = min(each.pushes[-1][0] for each in trained.values())
+    assert until
+    for clock, taking in enumerate(rounds[:until], start=1):
+        assert all(count == worker_count for _, count in taking.values())
+        assert len(taking) == max(1, round(fraction * worker_count))
+        assert all(
+            strategies[0].takes_part(Turn(clock, each, worker_count)) for each in taking
+        )
+    samples = [{k: (n, float(n)) for k, (n, _) in each.items()} for each in rounds]
     expected = by_hand.fedavg(first_values(), gradient, samples, ETA, mu)
     assert deviation(anchor, expected) < DEVIATION_MAX
 
