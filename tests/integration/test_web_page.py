@@ -301,6 +301,11 @@ def test_what_is_no_mode_changes_nothing(guarded: Guarded) -> None:
         (b'{"mode": "ssp", "staleness_bound": 2.5}', "no mode"),
         (b'{"mode": "ssp", "staleness_bound": -1}', "not in 0 to"),
         (b'{"mode": "bsp", "staleness_bound": 3}', "not in 0 to 0"),
+        (b'{"mode": "quorum", "quorum": 0}', "not in 1 to"),
+        (b'{"mode": "quorum", "quorum": true}', "no mode"),
+        (b'{"mode": "quorum", "grace_window_s": 1e999}', "no mode"),
+        (b'{"mode": "quorum", "grace_window_s": -1}', "not in 0 to"),
+        (b'{"mode": "bsp", "quorum": 2000000}', "not in 0 to"),
     ):
         status, text = guarded.post("mode", admin, body)
         assert status == 400

@@ -50,6 +50,7 @@ export class Actions {
     $("actions").hidden = !isAdmin;
     $("token-forget").hidden = !this.coordinator.token;
     $("mode-staleness").disabled = $("mode-name").value !== "ssp";
+    $("mode-quorum").disabled = $("mode-name").value !== "quorum";
     setText($("access-title"), isLocked ? "This job asks for a token" : "Actions");
     setText($("access-text"), isAdmin ? "The token has role admin." : isLocked ? LOCKED : READS);
   }
@@ -85,13 +86,14 @@ export class Actions {
     const { status } = this.coordinator;
     const mode = $("mode-name").value;
     const bound = mode === "ssp" ? $("mode-staleness").valueAsNumber : null;
-    const apart = bound === null ? "" : `, at most ${bound} clocks apart`;
+    const quorum = mode === "quorum" ? $("mode-quorum").valueAsNumber : null;
+    const apart = bound !== null ? `, at most ${bound} clocks apart` : quorum === null ? "" : ` of ${quorum}`;
     const dialog = $("sure");
     setText($("sure-text"), `Change the mode of ${status.job.job_id} from ${status.mode} to ${mode}${apart}?`);
     dialog.returnValue = "no";
     dialog.addEventListener("close", () => {
       if (dialog.returnValue !== "yes") return;
-      const body = { mode, staleness_bound: bound };
+      const body = { mode, staleness_bound: bound, quorum };
       this.act($("mode-form"), "Changing the mode.", "actions/mode", body, (changed) =>
         `The mode is ${changed.mode} after clock ${whole(changed.mode_clock)}.`);
     }, { once: true });
