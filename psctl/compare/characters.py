@@ -17,6 +17,7 @@ from psworker.snapshots.snapshot import Snapshot
 CONTEXT: Final = 24
 """Characters of a window."""
 WIDTH: Final = 32
+_HEADS: Final = 4
 
 _MODEL_SEED: Final = 20
 _HELD_OUT_SHARE: Final = 0.1
@@ -24,29 +25,50 @@ _EVERY_HELD_OUT: Final = 2
 """Of the held-out windows, one of so many is evaluated."""
 
 
+class _Block(nn.Module):
+    """Attention to earlier characters, and a network for each; no biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH, bias=False) for _ in range(2))
+        self.attended = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.mixed = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.widened = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.narrowed = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    @override
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        attended = self.attended(self.norms[0](hidden))
+        heads = attended.unflatten(-1, (3, _HEADS, -1)).permute(2, 0, 3, 1, 4)
+        asked, keys, values = heads.unbind()
+        mixed = nn.functional.scaled_dot_product_attention(
+            asked, keys, values, is_causal=True
+        )
+        hidden = hidden + self.mixed(mixed.transpose(1, 2).flatten(2))
+        widened = nn.functional.relu(self.widened(self.norms[1](hidden)))
+        narrowed: torch.Tensor = self.narrowed(widened)
+        return hidden + narrowed
+
+
 class CharacterModel(nn.Module):
-    """Predicts the next character after each of a window, from those before it."""
+    """Predicts the next character after each of a window, from those before it.
+
+    Small and plain, so that a step takes a few milliseconds: on a slow link it is
+    exchanges that count.
+    """
 
     def __init__(self, character_count: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(character_count, WIDTH)
         self.positions = nn.Parameter(torch.randn(CONTEXT, WIDTH) / 10)
-        layer = nn.TransformerEncoderLayer(
-            WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
-        )
-        self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.output = nn.Linear(WIDTH, character_count, bias=False)
-        self.output.weight = self.embedding.weight
+        self.blocks = nn.Sequential(_Block(), _Block())
         nn.init.normal_(self.embedding.weight, std=0.1)
-        self._mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT)
 
     @override
     def forward(self, characters: torch.Tensor) -> torch.Tensor:
         """Logits, (windows, CONTEXT, characters), of codes, (windows, CONTEXT)."""
-        hidden = self.embedding(characters) + self.positions
-        blocks = self.blocks(hidden, mask=self._mask, is_causal=True)
-        logits: torch.Tensor = self.output(blocks)
-        return logits
+        hidden = self.blocks(self.embedding(characters) + self.positions)
+        return nn.functional.linear(hidden, self.embedding.weight)
 
     def loss(self, characters: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         """Mean cross entropy of the characters that follow, in nats."""

@@ -122,7 +122,7 @@ def test_strategies_train_on_a_link_and_are_measured(
     assert (figures["link_mbit"], figures["link_latency_ms"]) == (200, 1)
     plain, diloco = figures["runs"]
     for run in (plain, diloco):
-        # Each sample once: 640 of 24 characters, of a model of 21,152 parameters.
+        # Each sample once.
         assert run["sample_count"] == 640
         assert run["curve"][-1][1:3] == [640, run["sent_bytes"] + run["received_bytes"]]
         assert run["final_loss"] < 4.5
