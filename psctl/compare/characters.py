@@ -16,7 +16,7 @@ from psworker.snapshots.snapshot import Snapshot
 
 CONTEXT: Final = 24
 """Characters of a window."""
-WIDTH: Final = 32
+WIDTH: Final = 48
 _HEADS: Final = 4
 
 _MODEL_SEED: Final = 20

@@ -20,7 +20,7 @@ from psctl.compare.characters import Characters
 from psctl.compare.loads import step_factors
 from psctl.compare.strategy_runs import Point, StrategyRun
 
-LEARNING_RATE: Final = 4e-3
+LEARNING_RATE: Final = 2e-3
 """Of AdamW."""
 
 _WARMUP_STEPS: Final = 50
