@@ -20,14 +20,14 @@ from psworker.left_behind import reduced
 from psworker.member.rewinds import RewindCallback
 from psworker.member.script_state import HasState
 from psworker.optim.buffer_policies import BufferChoice
-from psworker.optim.checks import check_overlap
+from psworker.optim.checks import check_called_once, check_overlap
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.prepare import PrepareOptions
 from psworker.optim.privacy import DifferentialPrivacy
 from psworker.optim.published import NOT_PREPARED_TEXT
 from psworker.optim.push_result import PushResult
 from psworker.optim.user_calls import UserCalls
-from psworker.strategies.engine import Engine, refuse_again
+from psworker.strategies.engine import Engine
 from psworker.strategies.strategy import Strategy
 from psworker.tensors.compression import CompressionChoice
 from psworker.tracebacks import at_entrance
@@ -278,7 +278,7 @@ class Connection:
             call = NamedObjects.of(objects, named)
             is_first = self._backend.place.rank is None
             if strategy is not None or self._engine is not None:
-                refuse_again(is_first=is_first)
+                check_called_once(is_first=is_first)
                 assert strategy is not None, "the first call has one"
                 self._engine = Engine(strategy, self._backend, call, options)
                 replaced = self._engine.replaced
@@ -500,6 +500,7 @@ class Connection:
             self._end(leaves=True)
         else:
             if self._engine is not None:
+                self._calls.refuse_within("ps.close()")  # before anything is done
                 self._engine.close()
             self._in_turn("ps.close()", lambda: self._end(leaves=True))
 

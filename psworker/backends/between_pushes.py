@@ -35,7 +35,7 @@ class BetweenPushes(Protocol):
         """Checks that the worker is in the job, as far as it knows.
 
         Raises:
-            ClosedError: The connection is closed.
+            ClosedError: The connection is closed, or this is a forked child.
         """
         ...
 
@@ -118,7 +118,7 @@ class JobBetweenPushes:
         )
 
     def refuse_out(self) -> None:
-        """Checks that the connection is open."""
+        """Checks that the connection is open, and of this process."""
         self._stepper.refuse_closed()
 
     def arrive(self) -> bool:

@@ -2,7 +2,7 @@
 
 import difflib
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
@@ -11,9 +11,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from pswire.clipping import is_clip_norm
-from psworker.errors import ConfigurationError
+from psworker.errors import ConfigurationError, UnsupportedError
 from psworker.optim.named_objects import OPTIONS, NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
+
+if TYPE_CHECKING:
+    from psworker.optim.prepare import PrepareOptions
 
 LOSSES: Final = ("mean", "sum")
 """What a loss may be over the samples of its batch."""
@@ -130,6 +133,54 @@ def check_loss(loss: str | None, first: str | None = None) -> None:
         raise ConfigurationError(
             f'the job\'s loss is what the first prepare() said, loss="{first}"; leave '
             "it out when prepare() is called again"
+        )
+
+
+def check_options_with_strategy(options: "PrepareOptions") -> None:
+    """Checks that nothing is asked for that makes no sense with local steps.
+
+    Raises:
+        UnsupportedError: Something is, with what to do instead.
+    """
+    for is_given, text in (
+        (
+            options.overlap,
+            "overlap=True sends gradients during backward(), and a strategy pushes "
+            "after local steps: leave overlap out; a strategy with taken_after pushes "
+            "beside the next steps",
+        ),
+        (
+            options.clip_grad_norm is not None,
+            "clip_grad_norm clips what the job applies, which with a strategy is no "
+            "gradient: leave it out, and clip before the step with "
+            "torch.nn.utils.clip_grad_norm_",
+        ),
+        (
+            options.loss == "sum",
+            'loss="sum" adds up the gradients of all workers, and with a strategy each '
+            "worker steps by itself: leave it out",
+        ),
+        (
+            options.differential_privacy is not None,
+            "differential_privacy makes gradients private that are pushed, and a "
+            "strategy pushes what local steps have changed: leave one of them out",
+        ),
+    ):
+        if is_given:
+            raise UnsupportedError(text)
+
+
+def check_called_once(*, is_first: bool) -> None:
+    """Checks that `prepare` is called once where there is a strategy.
+
+    Raises:
+        ConfigurationError: It was called before.
+    """
+    if not is_first:
+        raise ConfigurationError(
+            "prepare() takes a strategy in its first call, and is called once then: "
+            "the optimizer is the script's own, and can be replaced only with another "
+            "connection"
         )
 
 

@@ -17,6 +17,7 @@ from pswire.reasons import ErrorReason
 from pswire.schema import OptimizerSpec
 from psworker.data.pending import PendingData
 from psworker.errors import (
+    FORKED_TEXT,
     ClosedError,
     CorruptionError,
     EvictedError,
@@ -348,7 +349,9 @@ class MemberPushes:
             )
 
     def refuse_closed(self) -> None:
-        """Raises a `ClosedError` once the connection is closed."""
+        """Raises a `ClosedError` once the connection is closed, and in a fork."""
+        if self.calls.is_forked:
+            raise ClosedError(FORKED_TEXT)
         self._refuse_closed()
 
     def catch_up(self) -> bool:

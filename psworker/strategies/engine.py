@@ -33,7 +33,7 @@ from psworker.errors import (
     UnsupportedError,
 )
 from psworker.optim.buffer_policies import warn_of_defaults
-from psworker.optim.checks import check_objects
+from psworker.optim.checks import check_objects, check_options_with_strategy
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.prepare import KINDS, PrepareOptions
 from psworker.optim.published import Published
@@ -65,11 +65,11 @@ OUTER_NAME: Final = "outer"
 """Of the outer optimizer in the job; of fragment 1 of several `outer.1`."""
 
 
-_hooks: Final[WeakKeyDictionary[Optimizer, tuple[RemovableHandle, ...]]] = (
+_hooks: Final[WeakKeyDictionary[Optimizer | nn.Module, tuple[RemovableHandle, ...]]] = (
     WeakKeyDictionary()
 )
-"""On each inner optimizer those of the newest engine: they refuse steps once it is
-closed, until the optimizer is prepared again."""
+"""On each inner optimizer, and model, those of the newest engine: they refuse steps
+once it is closed, until the optimizer is prepared again."""
 
 
 class Engine:
@@ -102,9 +102,11 @@ class Engine:
         Raises:
             PsError: As `Connection.prepare`.
         """
-        _refuse_options(options)
+        check_options_with_strategy(options)
         check_objects(call)
-        _check_mode(strategy, backend.place.mode)
+        self._mode = backend.place.mode
+        if problem := _mode_problem(strategy, self._mode):
+            raise UnsupportedError(problem)
         self._strategy = strategy
         self._backend = backend
         self._now = now
@@ -167,16 +169,15 @@ class Engine:
     def _register_hooks(self) -> None:
         """Is called at each step from now on, and before models compute."""
         for position, optimizer in enumerate(self.optimizers):
-            for handle in _hooks.pop(optimizer, ()):  # of a connection before
-                handle.remove()
-            _hooks[optimizer] = (
+            after = partial(self._after_step, is_first=not position)
+            _replace_hooks(
+                optimizer,
                 optimizer.register_step_pre_hook(self._before_step),
-                optimizer.register_step_post_hook(
-                    partial(self._after_step, is_first=not position)
-                ),
+                optimizer.register_step_post_hook(after),
             )
         for model in self.models:
-            model.register_forward_pre_hook(_BeforeForward(self))
+            before = model.register_forward_pre_hook(_BeforeForward(self))
+            _replace_hooks(model, before)
 
     @property
     def replaced(self) -> Mapping[int, Any]:
@@ -245,12 +246,8 @@ class Engine:
         if self._worker.may_miss:
             self._anchors.keep()
         push_nothing()
-        if self._rejoined():
-            return
-        result = self._backend.place.last_push
-        if result is not None and result.missed:
-            self._anchors.follow_job()
-        else:
+        if not self._rejoined():
+            self._follow(fragment, self._backend.place.last_push)
             self._take(fragment)
 
     def before_draw(self) -> None:
@@ -290,7 +287,7 @@ class Engine:
             logger.warning(
                 "the last %d local steps of worker %s could not be pushed, and count "
                 "for nothing; their data goes to the other workers: %s",
-                self._rounds.work_behind(0).step_count,
+                self._rounds.unsent_step_count,
                 self._backend.place.worker_id,
                 error,
             )
@@ -468,6 +465,7 @@ class Engine:
         if new := self._anchors.take_up():
             self._outers[-1].add_param_group({"params": new})
         progress = self._progress()
+        self._look_at_mode(progress.clock)
         fragment = self._anchors.fragments[progress.fragment]
         if self._strategy.pulls_first:
             self._worker.pull()
@@ -488,12 +486,19 @@ class Engine:
         if not is_beside:
             self._finish_push()
 
+    def _look_at_mode(self, clock: int) -> None:
+        """Warns where the job was changed to a mode that the strategy is not for."""
+        before, self._mode = self._mode, self._backend.place.mode
+        problem = _mode_problem(self._strategy, self._mode)
+        if problem and before != self._mode:
+            logger.warning("from clock %d on, training goes on so: %s", clock, problem)
+
     def _send(self, *, is_beside: bool) -> None:
         """Makes the push that was begun, perhaps again after an error."""
         sent = self._rounds.sent
         assert sent is not None, "it was begun"
         of_round = RoundPush(
-            drawn=DrawnData(round(sent.work.sample_count), sent.ranges),
+            drawn=DrawnData(round(sent.new_work.sample_count), sent.ranges),
             clock=self._clock,
             rejoin_count=self._rejoin_count,
             is_beside=is_beside,
@@ -566,20 +571,31 @@ class Engine:
     def _settle(self) -> None:
         """The job has answered the push: what has become of it."""
         sent = self._rounds.sent
-        assert sent is not None, "it was begun"
-        self._anchors.fragments[sent.fragment].clear_gradients()
-        if not self._rejoined():
-            self._takes_part = False
-            result = self._backend.place.last_push
-            if result is None or result is self._push_before:  # nothing was pushed
-                self._rounds.settle(has_counted=False)
-                return
+        if sent is None or self._rejoined():
+            return  # a handler that has called `ps.close()` meanwhile has seen to it
+        self._takes_part = False
+        result = self._backend.place.last_push
+        has_counted = False
+        if result is not None and result is not self._push_before:  # it was pushed
+            has_counted = not result.missed
             self._timing.note_push(result.peer_wait_s)
-            if result.dropped:
-                self._anchors.forget(sent.fragment)
-            if result.dropped or result.missed:
-                self._anchors.follow_job()
-            self._rounds.settle(has_counted=not result.missed)
+            self._follow(sent.fragment, result)
+        if has_counted:  # else a strategy may go on with what is in them
+            self._anchors.fragments[sent.fragment].clear_gradients()
+        self._rounds.settle(has_counted=has_counted)
+
+    def _follow(self, fragment: int, result: "PushResult | None") -> None:
+        """Takes up what the job did in a clock that has closed without this worker.
+
+        All of the anchor is new then. Of the fragment of a push that is of no use later
+        the worker takes the job's values; the others move as the anchor has moved.
+        """
+        if result is None:
+            return
+        if result.dropped:
+            self._anchors.forget(fragment)
+        if result.dropped or result.missed:
+            self._anchors.follow_job()
 
     def _take(self, fragment: int) -> None:
         taken = self._anchors.fragments[fragment]
@@ -613,6 +629,13 @@ class _BeforeForward(ModelHook):
             engine.before_forward(model)
 
 
+def _replace_hooks(of: Optimizer | nn.Module, *handles: RemovableHandle) -> None:
+    """Removes those of a connection before."""
+    for handle in _hooks.pop(of, ()):
+        handle.remove()
+    _hooks[of] = handles
+
+
 def _clear_gradients(optimizer: Optimizer) -> None:
     """Has the step that follows change nothing."""
     for group in optimizer.param_groups:
@@ -634,60 +657,12 @@ def _followed(
     return followed
 
 
-def _check_mode(strategy: Strategy, mode: str) -> None:
-    """Checks that a strategy works in the mode of the job.
-
-    Raises:
-        UnsupportedError: It does not.
-    """
-    if mode not in (*strategy.modes, LOCAL_MODE, ""):
-        wanted = " or ".join(strategy.modes)
-        raise UnsupportedError(
-            f"{type(strategy).__name__} works in a job in mode {wanted}, and this one "
-            f"is in {mode}: start it with --mode {strategy.modes[0]}, or change it "
-            f"with psctl mode {strategy.modes[0]}"
-        )
-
-
-def refuse_again(*, is_first: bool) -> None:
-    """Checks that `prepare` is called once where there is a strategy.
-
-    Raises:
-        ConfigurationError: It was called before.
-    """
-    if not is_first:
-        raise ConfigurationError(
-            "prepare() takes a strategy in its first call, and is called once then: "
-            "the optimizer is the script's own, and can be replaced only with another "
-            "connection"
-        )
-
-
-def _refuse_options(options: PrepareOptions) -> None:
-    """Checks that nothing is asked for that makes no sense with local steps.
-
-    Raises:
-        UnsupportedError: Something is, with what to do instead.
-    """
-    if options.overlap:
-        raise UnsupportedError(
-            "overlap=True sends gradients during backward(), and a strategy pushes "
-            "after local steps: leave overlap out; a strategy with taken_after "
-            "pushes beside the next steps"
-        )
-    if options.clip_grad_norm is not None:
-        raise UnsupportedError(
-            "clip_grad_norm clips what the job applies, which with a strategy is no "
-            "gradient: leave it out, and clip before the step with "
-            "torch.nn.utils.clip_grad_norm_"
-        )
-    if options.loss == "sum":
-        raise UnsupportedError(
-            'loss="sum" adds up the gradients of all workers, and with a strategy '
-            "each worker steps by itself: leave it out"
-        )
-    if options.differential_privacy is not None:
-        raise UnsupportedError(
-            "differential_privacy makes gradients private that are pushed, and a "
-            "strategy pushes what local steps have changed: leave one of them out"
-        )
+def _mode_problem(strategy: Strategy, mode: str) -> str:
+    """Why a strategy does not work in a mode, and what to do; empty if it does."""
+    if mode in (*strategy.modes, LOCAL_MODE, ""):
+        return ""
+    first, wanted = strategy.modes[0], " or ".join(strategy.modes)
+    return (
+        f"{type(strategy).__name__} works in a job in mode {wanted}, and this one is "
+        f"in {mode}: start it with --mode {first}, or change it with psctl mode {first}"
+    )

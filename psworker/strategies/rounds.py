@@ -121,11 +121,13 @@ class Sent:
     Attributes:
         fragment: Which one.
         work: Local steps behind it.
+        new_work: Those of these that no push of any fragment was of before.
         ranges: Data that is done with if it counts.
     """
 
     fragment: int
     work: LocalWork
+    new_work: LocalWork
     ranges: tuple[DataRange, ...]
 
 
@@ -154,7 +156,6 @@ class Rounds:
             came back is taken; 0 where the script waits for it.
         total_step_count: Local steps of this start of the worker.
         push_count: Pushes of this start that have counted.
-        steps_since_push: Local steps since the newest push began.
         sent: The push that is on its way, or settled and not yet taken.
         was_missed: Whether the newest push came too late to count. The next one is then
             due at once: whoever waits for a full round again is late again.
@@ -169,7 +170,7 @@ class Rounds:
         """The worker has joined anew: what it did before is not its own any more."""
         self.total_step_count = 0
         self.push_count = 0
-        self.steps_since_push = 0
+        self._since_push = LocalWork()  # since the newest push began
         self.sent: Sent | None = None
         self.was_missed = False
         self._is_settled = False
@@ -190,7 +191,7 @@ class Rounds:
         step = LocalWork(1, sample_count, token_count)
         self._behind = [each.plus(step) for each in self._behind]
         self.total_step_count += 1
-        self.steps_since_push += 1
+        self._since_push = self._since_push.plus(step)
         self.hold(ranges)
 
     def hold(self, ranges: Iterable[DataRange]) -> None:
@@ -210,10 +211,19 @@ class Rounds:
         return self._behind[fragment]
 
     @property
+    def steps_since_push(self) -> int:
+        """Local steps since the newest push began."""
+        return self._since_push.step_count
+
+    @property
+    def unsent_step_count(self) -> int:
+        """Local steps that did not go with a push of every fragment that counted."""
+        return max(work.step_count for work in self._behind)
+
+    @property
     def is_clean(self) -> bool:
         """Whether every local step and all data has gone with a push that counted."""
-        is_sent = all(not work.step_count for work in self._behind)
-        return is_sent and not self._held and self.sent is None
+        return not (self.unsent_step_count or self._held or self.sent)
 
     @property
     def held_ranges(self) -> tuple[DataRange, ...]:
@@ -229,6 +239,7 @@ class Rounds:
         self.sent = Sent(
             fragment,
             self._behind[fragment],
+            self._since_push,
             tuple(
                 each
                 for held in self._held
@@ -238,7 +249,7 @@ class Rounds:
         )
         self._sent_held_count = len(self._held)
         self._is_settled = False
-        self.steps_since_push = 0
+        self._since_push = LocalWork()
         self.was_missed = False
         return self.sent
 

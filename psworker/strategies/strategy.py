@@ -57,7 +57,8 @@ class Strategy:
         pulls_first: Whether the anchor is pulled anew just before `push` is asked.
         inner_state: What becomes of the inner optimizer's state at each round: it is
             kept, reset, or averaged over the workers.
-        modes: Modes of a job that it works in.
+        modes: Modes of a job that it works in. `prepare` refuses any other; where the
+            job is changed to one later on, its workers go on, with a warning.
         round_step_count: Local steps of the round under way, to show with the job; None
             where there is no such number.
     """

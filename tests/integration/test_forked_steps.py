@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import psworker
 from psworker.connection import Connection
 from psworker.errors import UnsupportedError
 from tests.integration.job import Job, connect
@@ -101,6 +102,22 @@ def test_a_child_forked_after_a_step_has_its_values(
             assert told_by_child(refused).startswith("ClosedError: this process was")
         step(model, optimizer)
         assert ps.clock == 8
+
+
+def test_a_child_takes_no_local_steps(job: Job) -> None:
+    """Nobody would make its pushes: the thread that does is not in it."""
+    with connect(job, "w0") as ps:
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        strategy = psworker.StreamingDiLoCo(4, fragment_count=2, taken_after=2)
+        ps.prepare(model, optimizer, strategy=strategy)
+        for _ in range(3):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+        said = told_by_child(optimizer.step)
+        assert said.startswith("ClosedError: this process was forked"), said
+        optimizer.step()
+        assert ps.clock in (1, 2)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

@@ -1,6 +1,7 @@
 """Local steps in a whole job: whatever a script does, as its paper has it."""
 
 import copy
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import psworker
 from pswire.membership import Mode
 from psworker.steps.stepper import Stepper
+from psworker.strategies.sender import Sender
 from psworker.strategies.strategy import InnerState
 from tests.doubles.fault_proxy import FaultProxy
+from tests.integration.interruptions import AtLine
 from tests.integration.job import (
     Crew,
     Job,
@@ -166,6 +169,71 @@ def test_the_last_round_is_pushed_by_close_and_nothing_after_it(tmp_path: Path) 
             ps.prepare(again, optimizer, strategy=psworker.LocalSteps(1))
             _own_step(again, optimizer, "w2", 0)
             assert ps.clock == 3
+
+
+def test_a_handler_that_closes_within_a_push_leaves_the_last_round_to_be_pushed(
+    tmp_path: Path,
+) -> None:
+    refusals: list[str] = []
+
+    def close() -> None:
+        try:
+            ps.close()
+        except psworker.ConfigurationError as error:
+            refusals.append(str(error))
+
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ps.prepare(model, optimizer, strategy=psworker.LocalSteps(2))
+        _own_step(model, optimizer, "w0", 0)
+        with AtLine() as seen:
+            _own_step(model, optimizer, "w0", 1)
+        *_, line = (each for each in seen.lines if each[0].endswith("stepper.py"))
+        _own_step(model, optimizer, "w0", 2)
+        with AtLine(line, close):
+            _own_step(model, optimizer, "w0", 3)
+        assert len(refusals) == 1
+        _own_step(model, optimizer, "w0", 4)
+        assert ps.clock == 2
+        ps.close()
+        assert ps.clock == 3
+
+
+def test_a_handler_may_close_while_a_step_waits_for_a_push_beside(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        strategy = psworker.StreamingDiLoCo(2, fragment_count=1, taken_after=1)
+        ps.prepare(model, optimizer, strategy=strategy)
+        for number in range(2):
+            _own_step(model, optimizer, "w0", number)
+        lines, first = inspect.getsourcelines(Sender.finish)
+        (place,) = (place for place, text in enumerate(lines) if ".wait()" in text)
+        with AtLine((inspect.getfile(Sender), first + place), ps.close) as waiting:
+            _own_step(model, optimizer, "w0", 2)
+        assert waiting.is_reached
+        assert ps.is_closed
+        assert ps.clock == 2
+
+
+def test_a_model_that_is_prepared_again_has_the_hooks_of_one_connection() -> None:
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    counts = set()
+    for _ in range(3):
+        with psworker.LocalConnection() as ps:
+            ps.prepare(model, optimizer, strategy=psworker.LocalSteps(2))
+            counts.add(
+                (
+                    len(model._forward_pre_hooks),
+                    len(optimizer._optimizer_step_pre_hooks),
+                    len(optimizer._optimizer_step_post_hooks),
+                )
+            )
+    assert counts == {(1, 1, 1)}
 
 
 def test_buffers_ties_and_parameters_without_an_optimizer_follow_the_job(

@@ -1,6 +1,8 @@
 """Streaming DiLoCo in a job, against its paper's algorithm for all workers at once."""
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +15,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from psworker.strategies.diloco import StreamingDiLoCo
-from tests.integration.job import Job, connect, deviation, run_workers
+from tests.integration.job import (
+    Job,
+    connect,
+    deviation,
+    key,
+    run_workers,
+    worker_behind,
+)
 
 TOLERANCE: Final = 2e-6
 BATCH_SIZE: Final = 2
@@ -205,6 +214,9 @@ def _train(run: Drawn, folder: Path) -> tuple[list[Any], list[Trace]]:
                 _step(model, optimizer, (inputs, targets))
                 trace.append(_copies(model.parameters()))
             trace.append(_copies(model.parameters()))
+            # Once, though each sample is behind a push of every fragment.
+            work_done = worker_behind(ps).work
+            assert work_done.sample_count == BATCH_SIZE * run.step_count
             return ps.rank, batches, trace
 
     with Job(folder, workers_min=run.worker_count) as job:
@@ -229,3 +241,56 @@ def test_it_is_the_paper_s_algorithm_step_by_step(
         assert len(found) == len(wanted)
         for step, (mine, theirs) in enumerate(zip(found, wanted, strict=True), 1):
             assert deviation(mine, theirs) < TOLERANCE, f"after step {step}"
+
+
+def test_who_has_no_data_follows_clocks_that_close_without_it_in_all_fragments(
+    tmp_path: Path,
+) -> None:
+    """With backup workers: by the time that it is asked, several may be over."""
+    step_count = 12
+    has_all = threading.Event()
+    differences: list[float] = []
+
+    def work(worker_id: str) -> None:
+        model = _model()
+        optimizer = _inner(model, "sgd")
+        strategy = StreamingDiLoCo(2, fragment_count=2, taken_after=0, own_share=0.0)
+        with connect(job, worker_id) as ps:
+            *_, loader = ps.prepare(
+                model, optimizer, _loader(step_count * BATCH_SIZE), strategy=strategy
+            )
+            if worker_id == "w0":
+                members = job.shards[0].model.core.on_shard
+                batches = iter(loader)
+                held = [next(batches) for _ in range(step_count)]
+                has_all.set()
+                until = time.monotonic() + 30
+                while not job.ask(lambda: members.of(key("w1")).idle_sequence):
+                    assert time.monotonic() < until
+                    time.sleep(0.001)
+                for batch in held:
+                    _step(model, optimizer, batch)
+                return
+            engine = ps._engine
+            assert engine is not None
+            contribute = engine.contribute
+
+            def late(push_nothing: Callable[[], None]) -> None:
+                if not differences:
+                    job.wait_pushed("w0", 5)
+                contribute(push_nothing)
+                assert ps.last_push is not None
+                if ps.last_push.dropped:
+                    differences.extend(
+                        deviation(_copies(part.local), _copies(part.anchor))
+                        for part in engine._anchors.fragments
+                    )
+
+            vars(engine)["contribute"] = late
+            assert has_all.wait(30)
+            assert not list(loader)
+
+    with Job(tmp_path, workers_min=2, backup_worker_count=1) as job:
+        run_workers(dict.fromkeys(("w0", "w1"), work))
+    assert differences
+    assert max(differences) < TOLERANCE

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from typing_extensions import override
 
 import psworker
-from pswire.membership import Mode
+from pswire.membership import Mode, ModeTerms
 from psworker.strategies.delayed_nesterov import AsyncLocalSGD
 from psworker.strategies.downpour import Downpour
 from psworker.strategies.elastic import EASGD, AsynchronousEASGD
@@ -349,3 +350,82 @@ def test_downpour(seed: int, tmp_path: Path) -> None:
         gamma=0.01,
     )
     check(job, server, workers)
+
+
+class _Interrupted(Downpour):
+    """Notes its gradients and pushes, and has a push begin as the mode changes."""
+
+    def __init__(self, change: Callable[[], None]) -> None:
+        super().__init__(2)
+        self.change: Callable[[], None] | None = change
+        self.gradients: list[Values] = []
+        self.pushed: list[Values] = []
+
+    @override
+    def before_step(self, local: Tensors, anchor: Tensors) -> None:
+        found = (each.grad for each in local)
+        self.gradients.append([each.clone() for each in found if each is not None])
+        super().before_step(local, anchor)
+
+    @override
+    def push(
+        self, anchor: Tensors, local: Tensors, progress: psworker.Progress
+    ) -> Sequence[torch.Tensor | None]:
+        found = super().push(anchor, local, progress)
+        self.pushed.append([each.clone() for each in found if each is not None])
+        return found
+
+    @override
+    def weight(self, progress: psworker.Progress) -> float:
+        change, self.change = self.change, None
+        if change is not None:
+            change()
+        return super().weight(progress)
+
+
+def test_gradients_of_a_push_that_was_not_made_go_with_the_next(tmp_path: Path) -> None:
+    """The mode has changed meanwhile, and with it which clock is the worker's next."""
+
+    def change() -> None:
+        job.run(job.coordinator.set_mode(ModeTerms(Mode.SSP, 4), timeout_s=10))
+        until = time.monotonic() + 20
+        while behind.ps.mode != "ssp":
+            assert time.monotonic() < until
+            time.sleep(0.001)
+
+    strategy = _Interrupted(change)
+    with Job(tmp_path, mode=Mode.ASP) as job:
+        behind = Trained(0, job, strategy)
+        ahead = Trained(1, job, Downpour(1))
+        with behind.ps, ahead.ps:
+            for _ in range(3):
+                ahead.step()
+            behind.step()
+            behind.step()
+            assert behind.ps.last_push is None
+            behind.step()
+            assert behind.ps.last_push is not None
+            assert behind.ps.last_push.outcome == "applied"
+    assert len(strategy.gradients) == 3
+    total = [sum(each) for each in zip(*strategy.gradients, strict=True)]
+    assert deviation(strategy.pushed[-1], total) < DEVIATION_MAX
+
+
+def test_a_mode_that_a_strategy_is_not_for_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Job(tmp_path) as job:
+        worker = Trained(0, job, EASGD(2))
+        with worker.ps:
+            for _ in range(2):
+                worker.step()
+            assert "EASGD" not in caplog.text
+            job.run(job.coordinator.set_mode(ModeTerms(Mode.ASP), timeout_s=10))
+            until = time.monotonic() + 20
+            while worker.ps.mode != "asp":
+                assert time.monotonic() < until
+                time.sleep(0.001)
+            for _ in range(4):
+                worker.step()
+            assert worker.ps.clock == 3
+    assert caplog.text.count("EASGD works in a job in mode bsp, and this one is") == 1

@@ -4864,8 +4864,8 @@ BUGS = (
         (
             Edit(
                 "psworker/strategies/engine.py",
-                "            if result.dropped or result.missed:\n",
-                "            if result.dropped:\n",
+                "        if result.dropped or result.missed:\n",
+                "        if result.dropped:\n",
             ),
         ),
         tests=(
@@ -5064,8 +5064,8 @@ BUGS = (
         (
             Edit(
                 "psworker/strategies/engine.py",
-                "            self._takes_part = False\n",
-                "            self._takes_part = self._has_turns\n",
+                "        self._takes_part = False\n        result",
+                "        self._takes_part = self._has_turns\n        result",
             ),
         ),
         tests=("tests/integration/test_ways.py::test_federated_averaging",),
@@ -5216,6 +5216,48 @@ BUGS = (
         tests=(
             "tests/integration/test_local_steps.py::"
             "test_buffers_ties_and_parameters_without_an_optimizer_follow_the_job",
+        ),
+    ),
+    PlantedBug(
+        "who has no data takes one fragment where the whole anchor is new",
+        (
+            Edit(
+                "psworker/strategies/engine.py",
+                "            self._follow(fragment, self._backend.place.last_push)\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_streaming.py::"
+            "test_who_has_no_data_follows_clocks_that_close_without_it_in_all_fragments",
+        ),
+    ),
+    PlantedBug(
+        "gradients that a push did not bring are forgotten",
+        (
+            Edit(
+                "psworker/strategies/engine.py",
+                "        if has_counted:  # else",
+                "        if True:  # else",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_ways.py::"
+            "test_gradients_of_a_push_that_was_not_made_go_with_the_next",
+        ),
+    ),
+    PlantedBug(
+        "a sample counts as trained once for each fragment",
+        (
+            Edit(
+                "psworker/strategies/engine.py",
+                "round(sent.new_work.sample_count)",
+                "round(sent.work.sample_count)",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_streaming.py::"
+            "test_it_is_the_paper_s_algorithm_step_by_step",
         ),
     ),
     PlantedBug(

@@ -35,6 +35,12 @@ class DumbRounds:
             total = total.plus(self.steps[place][0])
         return total
 
+    def total(self, step_count: int) -> LocalWork:
+        total = LocalWork()
+        for work, *_ in self.steps[:step_count]:
+            total = total.plus(work)
+        return total
+
     def ranges(self, step_count: int, fragment: int) -> list[DataRange]:
         return [
             each
@@ -75,9 +81,11 @@ def test_each_step_goes_once_with_each_fragment_and_its_data_with_the_last(
             rounds.note_step(first, ranges, token_count=second)
             dumb.steps.append((LocalWork(1, first, second), ranges, set()))
         elif kind == "begin" and sent is None:
+            before = dumb.total(begun_after)
             fragment, begun_after = first % fragment_count, len(dumb.steps)
             sent = rounds.begin(fragment)
             assert sent.work == dumb.work(begun_after, fragment)
+            assert sent.new_work == dumb.total(begun_after).minus(before)
             assert list(sent.ranges) == dumb.ranges(begun_after, fragment)
         elif kind in ("count", "miss") and sent is not None and not rounds.is_settled:
             rounds.settle(has_counted=kind == "count")
@@ -91,6 +99,8 @@ def test_each_step_goes_once_with_each_fragment_and_its_data_with_the_last(
         for fragment in range(fragment_count):
             behind = rounds.work_behind(fragment)
             assert behind == dumb.work(len(dumb.steps), fragment)
+        unsent = (len(dumb.missing(len(dumb.steps), f)) for f in range(fragment_count))
+        assert rounds.unsent_step_count == max(unsent)
         held = {each for _, ranges, _ in dumb.steps for each in ranges} - {*dumb.done}
         assert sorted(rounds.held_ranges) == sorted(held)
         assert named == dumb.done
