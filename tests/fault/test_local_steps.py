@@ -33,12 +33,8 @@ def _check_epochs(job: FaultJob) -> None:
 @pytest.mark.parametrize(
     "mode",
     [
-        *("bsp", "asp"),
-        *(
-            pytest.param(mode, marks=pytest.mark.repeat)
-            for mode in MODES
-            if mode not in ("bsp", "asp")
-        ),
+        pytest.param(mode, marks=() if mode == "bsp" else pytest.mark.repeat)
+        for mode in MODES
     ],
 )
 def test_workers_that_die_or_stand_still_within_a_round(

@@ -20,7 +20,7 @@ from pswire.membership import WorkerState
 from psworker.strategies.diloco import DiLoCo
 from psworker.strategies.local_steps import ModelAveraging, PostLocalSGD
 from psworker.strategies.strategy import Strategy
-from tests.doubles.promised_numbers import DEVIATION_MAX
+from tests.doubles.promised_numbers import FLOAT64_DEVIATION_MAX
 from tests.integration.job import Job, connect, deviation, run_workers
 
 Values = list[torch.Tensor]
@@ -217,7 +217,9 @@ def test_a_job_trains_as_the_paper_has_it(
     parts[2].is_lost = not seed
     parts.append(Part(9, draw.randint(5, 12), 1.5, joins_after=draw.randint(1, 3)))
     began = {part.joins_after: threading.Event() for part in parts if part.joins_after}
-    with Job(tmp_path, workers_min=2, lease_ttl_ms=1000) as job:
+    # Short where a worker is lost, and elsewhere nobody is evicted who is slow.
+    lease_ttl_ms = 2_000 if parts[2].is_lost else 30_000
+    with Job(tmp_path, workers_min=2, lease_ttl_ms=lease_ttl_ms) as job:
 
         def work(part: Part) -> None:
             if part.joins_after:
@@ -251,7 +253,7 @@ def test_a_job_trains_as_the_paper_has_it(
         assert part.taken
         for clock, values in part.taken.items():
             measured = deviation(values, anchors[clock])
-            assert measured <= DEVIATION_MAX, (part.number, clock, measured)
+            assert measured <= FLOAT64_DEVIATION_MAX, (part.number, clock, measured)
 
 
 def _of(work: Callable[[Part], None], part: Part) -> Callable[[str], None]:

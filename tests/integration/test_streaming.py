@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from psworker.strategies.diloco import StreamingDiLoCo
+from tests.doubles.promised_numbers import FLOAT64_DEVIATION_MAX
 from tests.integration.job import (
     Job,
     connect,
@@ -24,7 +25,6 @@ from tests.integration.job import (
     worker_behind,
 )
 
-TOLERANCE: Final = 2e-6
 BATCH_SIZE: Final = 2
 
 
@@ -37,7 +37,7 @@ def _model() -> nn.Module:
         nn.Linear(4, 4),
         nn.Tanh(),
         nn.Linear(4, 1, bias=False),
-    )
+    ).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5, generator=generator)
     return model
@@ -66,8 +66,8 @@ def _copies(tensors: Any) -> list[torch.Tensor]:  # noqa: ANN401, any iterable
 
 def _loader(sample_count: int) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(sample_count, 3, generator=generator)
-    targets = torch.randn(sample_count, 1, generator=generator)
+    inputs = torch.randn(sample_count, 3, generator=generator).double()
+    targets = torch.randn(sample_count, 1, generator=generator).double()
     return DataLoader(TensorDataset(inputs, targets), batch_size=BATCH_SIZE)
 
 
@@ -240,7 +240,7 @@ def test_it_is_the_paper_s_algorithm_step_by_step(
     for found, wanted in zip(traces, simulate(run, batches), strict=True):
         assert len(found) == len(wanted)
         for step, (mine, theirs) in enumerate(zip(found, wanted, strict=True), 1):
-            assert deviation(mine, theirs) < TOLERANCE, f"after step {step}"
+            assert deviation(mine, theirs) < FLOAT64_DEVIATION_MAX, f"after step {step}"
 
 
 def test_who_has_no_data_follows_clocks_that_close_without_it_in_all_fragments(
@@ -293,4 +293,4 @@ def test_who_has_no_data_follows_clocks_that_close_without_it_in_all_fragments(
     with Job(tmp_path, workers_min=2, backup_worker_count=1) as job:
         run_workers(dict.fromkeys(("w0", "w1"), work))
     assert differences
-    assert max(differences) < TOLERANCE
+    assert max(differences) < FLOAT64_DEVIATION_MAX

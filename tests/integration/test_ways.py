@@ -25,19 +25,19 @@ from psworker.strategies.elastic import EASGD, AsynchronousEASGD
 from psworker.strategies.fedavg import FedAvg, FedProx
 from psworker.strategies.strategy import Strategy, Tensors, Turn
 from tests.doubles import strategies_by_hand as by_hand
+from tests.doubles.promised_numbers import FLOAT64_DEVIATION_MAX
 from tests.doubles.strategies_by_hand import Values
 from tests.integration.job import Job, connect, deviation, run_workers
 
 ETA = 0.05
-DEVIATION_MAX = 1e-5
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.repeat) for seed in range(2, 9))]
 
 
 def batch(worker: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1000 * worker + step)
     return (
-        torch.randn(4, 3, generator=generator) + worker,
-        torch.randn(4, 2, generator=generator),
+        torch.randn(4, 3, generator=generator).double() + worker,
+        torch.randn(4, 2, generator=generator).double(),
     )
 
 
@@ -49,7 +49,7 @@ def gradient(worker: int, step: int, x: Values) -> Values:
 
 
 def first_values() -> Values:
-    return [torch.full((2, 3), 0.5), torch.tensor([0.25, -0.25])]
+    return [torch.full((2, 3), 0.5).double(), torch.tensor([0.25, -0.25]).double()]
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Trained:
     def __post_init__(self) -> None:
         self._watch_pushes()
         self.ps = connect(self.job, f"w{self.worker}")
-        self.model = nn.Linear(3, 2)
+        self.model = nn.Linear(3, 2).double()
         with torch.no_grad():
             for own, first in zip(self.model.parameters(), first_values(), strict=True):
                 own.copy_(first + self.worker)  # those of worker 0 count
@@ -162,8 +162,8 @@ def test_elastic_averaging_in_step(seed: int, tmp_path: Path) -> None:
     workers = by_hand.Workers(gradient, ETA)
     center = by_hand.easgd(first_values(), workers, by_clock(trained), beta)
     for worker, each in trained.items():
-        assert deviation(each.values, workers.x[worker]) < DEVIATION_MAX
-    assert deviation(anchor, center) < DEVIATION_MAX
+        assert deviation(each.values, workers.x[worker]) < FLOAT64_DEVIATION_MAX
+    assert deviation(anchor, center) < FLOAT64_DEVIATION_MAX
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5])
@@ -198,7 +198,7 @@ def test_federated_averaging(mu: float, seed: int, tmp_path: Path) -> None:
         )
     samples = [{k: (n, float(n)) for k, (n, _) in each.items()} for each in rounds]
     expected = by_hand.fedavg(first_values(), gradient, samples, ETA, mu)
-    assert deviation(anchor, expected) < DEVIATION_MAX
+    assert deviation(anchor, expected) < FLOAT64_DEVIATION_MAX
 
 
 def test_who_is_drawn_into_a_round_is_known_and_all_come_in_time() -> None:
@@ -329,9 +329,9 @@ def test_asynchronous_local_steps_with_a_delayed_momentum(
 
 def check(job: Asynchronous, anchor: Values, workers: by_hand.Workers) -> None:
     assert len(workers.x) > 1
-    assert deviation(job.anchor, anchor) < DEVIATION_MAX
+    assert deviation(job.anchor, anchor) < FLOAT64_DEVIATION_MAX
     for worker, values in workers.x.items():
-        assert deviation(job.values[worker], values) < DEVIATION_MAX
+        assert deviation(job.values[worker], values) < FLOAT64_DEVIATION_MAX
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -408,7 +408,7 @@ def test_gradients_of_a_push_that_was_not_made_go_with_the_next(tmp_path: Path) 
             assert behind.ps.last_push.outcome == "applied"
     assert len(strategy.gradients) == 3
     total = [sum(each) for each in zip(*strategy.gradients, strict=True)]
-    assert deviation(strategy.pushed[-1], total) < DEVIATION_MAX
+    assert deviation(strategy.pushed[-1], total) < FLOAT64_DEVIATION_MAX
 
 
 def test_a_mode_that_a_strategy_is_not_for_is_warned_of_once(

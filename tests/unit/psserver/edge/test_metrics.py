@@ -127,8 +127,9 @@ def test_a_process_says_whom_it_has_refused() -> None:
     ],
 )
 async def test_all_who_scrape_within_a_second_share_a_reading(
-    accepts: str, media_type: str
+    accepts: str, media_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("psserver.edge.shared_answer.KEPT_S", 3600.0)
     reading_count = 0
 
     def read() -> JobReadings:

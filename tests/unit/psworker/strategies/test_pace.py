@@ -1,7 +1,7 @@
 """How many steps a round has: fixed, growing, or by a share of the time."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psworker.errors import ConfigurationError
@@ -20,16 +20,19 @@ def seen(clock: int = 1, compute_s: float = 0.0, exchange_s: float = 0.0) -> Pro
     return Progress(clock=clock, compute_s=compute_s, exchange_s=exchange_s)
 
 
+checked = settings(derandomize=True, deadline=None)
 _COUNTS = st.integers(1, 2000)
 _SECONDS = st.floats(1e-6, 1e3)
 _SHARES = st.floats(0.001, 0.999)
 
 
+@checked
 @given(steps=_COUNTS, before=st.none() | _COUNTS, clock=st.integers(1, 10**9))
 def test_a_number_stays(steps: int, before: int | None, clock: int) -> None:
     assert pace_of(steps).step_count(before, seen(clock)) == steps
 
 
+@checked
 @given(
     first=st.integers(1, 500),
     by=st.floats(0.01, 100),
@@ -56,6 +59,7 @@ def test_growing_is_the_same_for_a_joiner() -> None:
     ]
 
 
+@checked
 @given(share=_SHARES, step_s=_SECONDS, exchange_s=_SECONDS, first=_COUNTS)
 def test_traffic_comes_under_its_share_and_rounds_get_no_longer_than_that_needs(
     share: float, step_s: float, exchange_s: float, first: int
@@ -73,6 +77,7 @@ def test_traffic_comes_under_its_share_and_rounds_get_no_longer_than_that_needs(
     assert pace.step_count(steps, now) == steps
 
 
+@checked
 @given(before=_COUNTS, step_s=_SECONDS, exchange_s=_SECONDS, share=_SHARES)
 def test_a_single_measurement_changes_it_fourfold_at_most(
     before: int, step_s: float, exchange_s: float, share: float
@@ -84,6 +89,7 @@ def test_a_single_measurement_changes_it_fourfold_at_most(
     assert min(held, before / 4) <= steps <= max(held, 4 * before)
 
 
+@checked
 @given(
     steps_s=st.lists(st.floats(0.001, 0.1), min_size=2, max_size=6),
     exchange_s=st.floats(0.001, 1.0),
@@ -105,6 +111,7 @@ def test_workers_of_a_synchronous_job_do_not_drive_each_other_to_longer_rounds(
         assert each <= 1.25 * 9 * exchange_s + 2 * step_s
 
 
+@checked
 @given(
     before=_COUNTS, step_s=_SECONDS, exchange_s=_SECONDS, fragments=st.integers(1, 9)
 )
@@ -117,6 +124,7 @@ def test_the_traffic_of_all_fragments_counts(
     ) == pace.step_count(before, seen(1, step_s, fragments * exchange_s))
 
 
+@checked
 @given(before=_COUNTS)
 def test_nothing_measured_changes_nothing(before: int) -> None:
     pace = ShareOfTime(0.1, most=2000)
