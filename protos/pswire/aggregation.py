@@ -96,8 +96,8 @@ _RULES: Final = {
 }
 
 EXAMPLES: Final = (
-    "mean, radial, median, trimmed-mean:0.25, krum:f=2 or multi-krum:f=2 (with m=4 the "
-    "mean of 4, not of all but f)"
+    "mean, radial, median, krum:f=2, multi-krum:f=2 (with m=4 the mean of 4, not of "
+    "all but f) or trimmed-mean:0.25"
 )
 
 

@@ -456,7 +456,7 @@ def test_a_job_whose_shard_is_killed_goes_on_in_the_same_processes(
         assert job.ends() == expected
         log = job.log("coordinator")
         assert log.count("the job returns to checkpoint") == 1
-        assert "generation 2 in BSP: w0/2, w1/2" in log
+        assert "generation 2 in bsp: w0/2, w1/2" in log
         for name in WORKERS:
             assert job.log(name).count("the job has returned to checkpoint step-") == 1
         told = [f"epoch {n} of 'loader' is over: of 48" in log for n in range(EPOCHS)]

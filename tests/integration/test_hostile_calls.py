@@ -372,7 +372,7 @@ CALLS: Final[dict[str, tuple[str, ErrorReason, str, dict[str, Any]]]] = {
         "Commit",
         ErrorReason.MALFORMED_MESSAGE,
         "one phase",
-        {"choice": _choice(OWN)},
+        {"choice": _choice(OWN, clock=1_000_000)},
     ),
     "ready for another start of the shard": (
         "Ready",
@@ -385,12 +385,6 @@ CALLS: Final[dict[str, tuple[str, ErrorReason, str, dict[str, Any]]]] = {
         ErrorReason.MALFORMED_MESSAGE,
         "sequence 0",
         {"sequence": 0},
-    ),
-    "ready where nobody chooses": (
-        "Ready",
-        ErrorReason.MALFORMED_MESSAGE,
-        "backup workers",
-        {"sequence": 2, "clock": 2},
     ),
     "idle for push -1": (
         "AwaitContribution",

@@ -35,9 +35,10 @@ def _no_log() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _few_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand that have ended, and events, are remembered, and then no more."""
+    """A thousand that have ended, events and reports are remembered, and no more."""
     monkeypatch.setattr("psserver.shard.core.member_on_shard.DEPARTED_COUNT_MAX", 8)
     monkeypatch.setattr("psserver.coordinator.core.events.EVENT_COUNT_MAX", 8)
+    monkeypatch.setattr("psserver.coordinator.core.shard_map.STANDING_COUNT_MAX", 2)
 
 
 def test_workers_that_come_and_go_leave_nothing(tmp_path: Path) -> None:

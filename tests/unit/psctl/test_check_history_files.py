@@ -161,6 +161,6 @@ def test_the_json_has_every_promise_and_break(tmp_path: Path) -> None:
     assert told["schema_version"] == 1
     promises = told["promises"]
     assert isinstance(promises, dict)
-    assert list(promises) == ["files", "G1", "G3", "G4", "G6"]
+    assert list(promises) == ["files", "G1", "G3", "G4", "G6", "G40"]
     assert "a second time" in promises["G1"]["breaks"][0]["text"]
     json.dumps(told)
