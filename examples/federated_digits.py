@@ -5,7 +5,8 @@ psworker run --coordinator 127.0.0.1:7070 --nproc 10 -- examples/federated_digit
 
 Prints the accuracy after each round on data that nobody trains on. Options: the share
 of the workers in a round, the epochs that each of them trains, how alike their data is,
-and the rounds.
+and the rounds. Which part of the data is a worker's own follows from PS_LOCAL_RANK, so
+start all of them on one machine.
 """
 
 import argparse

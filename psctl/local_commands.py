@@ -139,7 +139,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Compares ways to train with the first of them, on the same samples: "
+            help="Holds ways to train beside the first of them, on the same samples: "
             "modes (bsp, ssp:3, asp, quorum:2) and strategies (diloco:50), compressed "
             "(bsp+int8) or not.",
             show_default=False,
@@ -209,19 +209,20 @@ def compare(
     ] = Path("paramserver-compare"),
     as_json: JsonOption = False,
 ) -> None:
-    """Shows what BSP, backup workers, SSP and ASP are good for.
+    """Compares modes, strategies or rules of aggregation.
 
     Example: psctl compare --modes bsp,ssp:3,ssp:8 --loads hiccups
 
-    Trains the convolutional network of `psctl demo` once for each mode and load, with
-    workers whose steps are waits of a set length, hiccups and stragglers among them.
-    Takes about 8 minutes as it is. docs/modes.md says what to expect and why.
+    By default it shows what BSP, backup workers, SSP and ASP are good for: trains the
+    convolutional network of `psctl demo` once for each mode and load, with workers
+    whose steps are waits of a set length, hiccups and stragglers among them. Takes
+    about 8 minutes. docs/modes.md says what to expect and why.
 
     With --attack it shows what rules of aggregation do against workers that do harm:
     psctl compare --attack sign-flip,scale,constant (docs/robustness.md).
 
-    With --strategies it shows what ways to train with fewer exchanges are good for, on
-    a character transformer: psctl compare --strategies bsp,diloco:50 --link 50mbit,20ms
+    With --strategies it trains a character transformer by local steps, and by a push at
+    each step: psctl compare --strategies bsp,diloco:50 --link 50mbit,20ms
     (docs/strategies.md).
     """
     chosen = [o for o, v in (("--attack", attack), ("--strategies", strategies)) if v]

@@ -113,7 +113,7 @@ _MODE_RULES = {
         deals_rounds=False,
     ),
     Mode.QUORUM: ModeRules(
-        summary="those together that are there first",
+        summary="together with those that push first",
         is_clocked=True,
         bounds_lag=True,
         takes_bound=False,

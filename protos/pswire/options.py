@@ -28,7 +28,7 @@ from pswire.security.credentials import (
 
 Choice = TypeVar("Choice", bound=str)
 
-*_FIRST, _LAST = (mode.rules.summary for mode in Mode)
+*_FIRST, _LAST = (f"{mode.rules.summary} ({mode.label})" for mode in Mode)
 MODES_TEXT: Final = f"{', '.join(_FIRST)}, or {_LAST}"
 """How workers keep together, in the order of the modes."""
 
@@ -37,12 +37,13 @@ STALENESS_HELP: Final = (
     f"{STALENESS_BOUND_DEFAULT} by default."
 )
 QUORUM_HELP: Final = (
-    f"With {QUORUM_MODES}, pushes that close a clock; {QUORUM_DEFAULT} by default. As "
-    "many as have data are enough. Who comes later pushes for the next clock."
+    f"With {QUORUM_MODES}, pushes that close a clock; {QUORUM_DEFAULT} by default. "
+    "Fewer do where fewer workers have data. A later push counts in the next clock."
 )
 GRACE_WINDOW_HELP: Final = (
-    f"With {QUORUM_MODES}, how much longer a clock waits for more pushes once it could "
-    "close, as long as none of those that came would notice; 0 by default."
+    f"With {QUORUM_MODES}, how long a clock that could close waits for more pushes; "
+    "shorter where a worker that trains on meanwhile would have to wait for it. 0 by "
+    "default."
 )
 
 

@@ -40,7 +40,25 @@ class Fragment:
     local: list[torch.Tensor]
 
     def set_gradients(self, pushed: Sequence[torch.Tensor | None]) -> None:
-        """Puts what a strategy pushes where the outer optimizer looks for it."""
+        """Puts what a strategy pushes where the outer optimizer looks for it.
+
+        Raises:
+            ConfigurationError: That is not a tensor, or None, for each parameter;
+                nothing was changed.
+        """
+        if len(pushed) != len(self.anchor):
+            raise ConfigurationError(
+                f"push() of the strategy returned {len(pushed)} tensors for "
+                f"{len(self.anchor)} parameters: return one for each in their order, "
+                "or None for one that is left as it is"
+            )
+        for parameter, gradient in zip(self.anchor, pushed, strict=True):
+            if gradient is not None and gradient.shape != parameter.shape:
+                raise ConfigurationError(
+                    "push() of the strategy returned a tensor of shape "
+                    f"{list(gradient.shape)} for a parameter of shape "
+                    f"{list(parameter.shape)}: return one of its parameter's shape"
+                )
         for parameter, gradient in zip(self.anchor, pushed, strict=True):
             parameter.grad = gradient
 

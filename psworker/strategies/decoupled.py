@@ -22,12 +22,13 @@ class DecoupledDiLoCo(StreamingDiLoCo):
     Source: Decoupled DiLoCo team, "Decoupled DiLoCo for Resilient Distributed
     Pre-training", arXiv 2604.21428.
 
-    A fragment is merged when `--quorum` workers have pushed it, and a moment later if
-    none of them would notice (`--grace-window`). A worker goes on with its local steps
-    meanwhile, however long that takes, and takes what came back `taken_after` steps
-    later or at the first step at which it is there. A push that comes after the merge
-    costs no bytes: what it was of goes with a later one, from the job's newest values
-    on. A worker that is stopped, lost or slow halts nobody.
+    A fragment is merged when `--quorum` workers have pushed it, and up to
+    `--grace-window` later if no worker would have to wait for that. A worker goes on
+    with its local steps meanwhile, however long that takes, and takes what came back
+    `taken_after` steps later or at the first step at which it is there. A push that
+    comes after the merge is not sent: the worker takes the job's newest values, keeps
+    what it has trained, and pushes that later. A worker that is stopped, lost or slow
+    halts nobody.
 
     Each push counts as tokens x (tokens / steps) since the worker's last push of that
     fragment: a worker that is fast, or has large batches, more. See
@@ -64,8 +65,8 @@ class DecoupledDiLoCo(StreamingDiLoCo):
             inner_state: What becomes of the inner optimizer's state at each round.
 
         Raises:
-            ConfigurationError: A number is none, or `taken_after` is 0: each push would
-                wait for a quorum.
+            ConfigurationError: A number is out of its range, or `taken_after` is 0:
+                each push would wait for a quorum.
         """
         super().__init__(
             every,

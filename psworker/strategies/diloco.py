@@ -93,8 +93,8 @@ class StreamingDiLoCo(DiLoCo):
             inner_state: What becomes of the inner optimizer's state at each round.
 
         Raises:
-            ConfigurationError: A number is none, or the next push would be due before
-                the last one is taken.
+            ConfigurationError: A number is out of its range, or the next push would be
+                due before the last one is taken.
         """
         super().__init__(every, lr=lr, momentum=momentum, inner_state=inner_state)
         if fragment_count < 1 or (isinstance(every, int) and every < fragment_count):

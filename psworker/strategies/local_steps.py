@@ -31,7 +31,7 @@ class LocalSteps(Strategy):
 
         Args:
             every: Local steps of a round: a number, `Growing(...)` for more and more,
-                or `ShareOfTime(0.1)` for so many that traffic keeps under that share
+                or `ShareOfTime(0.1)` for so many that traffic takes at most that share
                 of the time.
             outer: Makes the outer optimizer of the parameters of a fragment, as in
                 `lambda parameters: torch.optim.SGD(parameters, lr=0.7)`; by default
@@ -76,7 +76,10 @@ class ModelAveraging(LocalSteps):
     def __init__(
         self, every: Every | Pace = 8, *, inner_state: InnerState = "keep"
     ) -> None:
-        """Takes the length of a round, and what becomes of inner state, as others."""
+        """Takes the length of a round and what becomes of inner state.
+
+        Both are as of `LocalSteps`.
+        """
         super().__init__(every, inner_state=inner_state)
 
 

@@ -44,7 +44,7 @@ class Strategy:
 
     To make one, subclass this and override what differs: see docs/strategies.md.
     Methods are called in the script's thread, without gradients being recorded, and
-    with tensors of one fragment each time.
+    with the tensors of one fragment at a time.
 
     Attributes:
         fragment_count: In how many parts, which take turns, the model is pushed.
@@ -86,8 +86,8 @@ class Strategy:
     def is_due(self, progress: Progress) -> bool:
         """Whether to push now, after a local step."""
         raise NotImplementedError(
-            f"{type(self).__name__} says not when to push: give it is_due(progress), "
-            "as in `return progress.step_count >= 50`"
+            f"{type(self).__name__} does not say when to push: give it a method "
+            "is_due(progress), as in `return progress.step_count >= 50`"
         )
 
     def push(

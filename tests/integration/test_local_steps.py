@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from typing_extensions import override
 
 import psworker
 from pswire.membership import Mode
@@ -470,6 +471,29 @@ def test_what_makes_no_sense_with_local_steps_is_refused(options: Any) -> None: 
             ps.prepare(model, optimizer, strategy=strategy)
         with pytest.raises(psworker.ConfigurationError, match="called once"):
             ps.prepare(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("pushed", "said"),
+    [
+        ([torch.zeros(2, 3)], "returned 1 tensors for 2 parameters"),
+        ([torch.zeros(2, 3), torch.zeros(3)], "a tensor of shape \\[3\\]"),
+    ],
+)
+def test_a_strategy_that_pushes_something_else_than_its_parameters_is_told(
+    pushed: list[torch.Tensor], said: str
+) -> None:
+    class Wrong(psworker.LocalSteps):
+        @override
+        def push(self, *_: object) -> list[torch.Tensor]:
+            return pushed
+
+    with psworker.LocalConnection() as ps:
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ps.prepare(model, optimizer, strategy=Wrong(1))
+        with pytest.raises(psworker.ConfigurationError, match=said):
+            _own_step(model, optimizer, "w0", 0)
 
 
 def test_two_runs_in_step_end_with_the_same_bits(tmp_path: Path) -> None:

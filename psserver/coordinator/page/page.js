@@ -104,7 +104,7 @@ function showFigures(status) {
     [metric === "loss" ? "Loss" : metric, measured(value)],
     ["Workers", whole(clocks.length), `at least ${status.job.workers_min}`],
     ["Mode", status.mode, status.staleness_bound ? `${status.staleness_bound} clocks apart`
-      : status.quorum ? `of ${status.quorum} and who comes in time` : ""],
+      : status.quorum ? `of ${status.quorum}${status.grace_window_s ? `, ${status.grace_window_s} s for more` : ""}` : ""],
     ["Training for", duration(status.elapsed_s === null ? null : status.elapsed_s * 1000)],
     ["Model", bytes(status.parameter_bytes), counted(status.tensor_count, "tensor")],
   ]);
