@@ -3,10 +3,10 @@
 psserver local --shards 2 --listen 127.0.0.1:7070 --state-dir state --min-workers 10
 psworker run --coordinator 127.0.0.1:7070 --nproc 10 -- examples/federated_digits.py
 
-Prints the accuracy after each round on data that nobody trains on. Options: the share
-of the workers in a round, the epochs that each of them trains, how alike their data is,
-and the rounds. Which part of the data is a worker's own follows from PS_LOCAL_RANK, so
-start all of them on one machine.
+Prints the accuracy on data that nobody trains on, each client after its own rounds.
+Options: the share of the workers in a round, the epochs that each of them trains, how
+alike their data is, and the rounds. Which part of the data is a worker's own follows
+from PS_LOCAL_RANK, so start all of them on one machine.
 """
 
 import argparse
