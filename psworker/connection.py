@@ -165,7 +165,7 @@ class Connection:
 
     @property
     def mode(self) -> str:
-        """How workers keep together: `bsp`, `ssp` or `asp`; `local` if it is alone.
+        """How workers keep together: `bsp`, `ssp`, `asp` or `quorum`; alone `local`.
 
         Empty in a group of processes whose leader has not joined yet.
         """

@@ -68,6 +68,7 @@ class Contender:
             return None
         # psworker asks for torch, which a command line that ends here does not need.
         from psworker.strategies.pace import ShareOfTime
+        from psworker.strategies.strategy import check_strategy
 
         make: Any = strategy_named(self.strategy)
         known = signature(make).parameters
@@ -78,6 +79,7 @@ class Contender:
             given["every" if "every" in known else next(iter(known))] = every
         try:
             strategy: Strategy = make(**given)
+            check_strategy(strategy)
         except (TypeError, ConfigurationError) as error:
             raise ValueError(f"{self.name!r} can't be made: {error}") from None
         return strategy

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from psworker.errors import ConfigurationError
 from psworker.strategies.local_steps import LocalSteps
-from psworker.strategies.pace import Every, Pace
+from psworker.strategies.pace import STEP_COUNT_MAX, Every, Pace
 from psworker.strategies.strategy import FragmentOrder, InnerState, Tensors
 
 STREAMING_EVERY_DEFAULT: Final = 100
@@ -97,17 +97,19 @@ class StreamingDiLoCo(DiLoCo):
                 due before the last one is taken.
         """
         super().__init__(every, lr=lr, momentum=momentum, inner_state=inner_state)
-        if fragment_count < 1 or (isinstance(every, int) and every < fragment_count):
+        step_count = every if isinstance(every, int) else STEP_COUNT_MAX
+        if not isinstance(fragment_count, int) or not 1 <= fragment_count <= step_count:
             raise ConfigurationError(
-                f"fragment_count={fragment_count} does not go with every={every}: each "
-                "fragment is pushed once in so many local steps, so give at least 1 "
-                "and at most as many as there are steps"
+                f"fragment_count={fragment_count!r} does not go with every={every}: "
+                "each fragment is pushed once in so many local steps, so give at least "
+                "1 and at most as many as there are steps"
             )
-        if taken_after < 0 or (
-            isinstance(every, int) and taken_after * fragment_count > every
+        if (
+            not isinstance(taken_after, int)
+            or not 0 <= taken_after * fragment_count <= step_count
         ):
             raise ConfigurationError(
-                f"taken_after={taken_after} does not go with every={every} and "
+                f"taken_after={taken_after!r} does not go with every={every} and "
                 f"fragment_count={fragment_count}: one push is under way at a time, so "
                 "give a whole number from 0 to every / fragment_count"
             )

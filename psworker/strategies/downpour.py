@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from psworker.errors import ConfigurationError
 from psworker.strategies.local_steps import LocalSteps, Outer
+from psworker.strategies.pace import check_steps
 from psworker.strategies.rounds import Progress
 from psworker.strategies.strategy import Tensors
 
@@ -38,9 +39,11 @@ class Downpour(LocalSteps):
         Raises:
             ConfigurationError: A value is out of its range.
         """
+        check_steps("n_push", n_push)
         super().__init__(n_push, outer)
         fetched_after = n_push if n_fetch is None else n_fetch
-        if fetched_after < 1 or fetched_after % n_push:
+        check_steps("n_fetch", fetched_after)
+        if fetched_after % n_push:
             raise ConfigurationError(
                 f"n_fetch={n_fetch!r} is no multiple of n_push={n_push}: values come "
                 "back with a push, so give one that is"

@@ -49,7 +49,7 @@ from psworker.strategies.rounds import (
     fragment_in_turn,
 )
 from psworker.strategies.sender import Sender
-from psworker.strategies.strategy import Strategy, Turn
+from psworker.strategies.strategy import Strategy, Turn, check_strategy
 from psworker.transport.values import DrawnData
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class Engine:
         Raises:
             PsError: As `Connection.prepare`.
         """
+        check_strategy(strategy)
         check_options_with_strategy(options)
         check_objects(call)
         self._mode = backend.place.mode
@@ -148,7 +149,7 @@ class Engine:
         self.models: Sequence[nn.Module] = tuple(models.values())
         self.parameters: Sequence[torch.Tensor] = self._anchors.tensors
         self.optimizers: Sequence[Optimizer] = tuple(optimizers.values())
-        outers = [strategy.outer(each.anchor) for each in self._anchors.fragments]
+        outers = [_outer_of(strategy, each.anchor) for each in self._anchors.fragments]
         twins = self._twins_of(call, outers)
         replaced = backend.join(
             twins,
@@ -655,6 +656,25 @@ def _followed(
         return loss
 
     return followed
+
+
+def _outer_of(strategy: Strategy, parameters: list[torch.Tensor]) -> Optimizer:
+    """The outer optimizer of a fragment.
+
+    Raises:
+        ConfigurationError: It is none, or of other parameters.
+    """
+    outer = strategy.outer(parameters)
+    groups = outer.param_groups if isinstance(outer, Optimizer) else []
+    held = {id(each) for group in groups for each in group["params"]}
+    if held != {id(each) for each in parameters}:
+        raise ConfigurationError(
+            f"the outer optimizer of {type(strategy).__name__} is a "
+            f"{type(outer).__name__} of {len(held)} parameters, and there are "
+            f"{len(parameters)}: have outer(parameters) return one of all that it is "
+            "given, such as torch.optim.SGD(parameters, lr=0.7)"
+        )
+    return outer
 
 
 def _mode_problem(strategy: Strategy, mode: str) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 from typing import ClassVar
 
+import torch
 from typing_extensions import override
 
 from psworker.errors import ConfigurationError
@@ -91,5 +92,9 @@ class FedProx(FedAvg):
     def before_step(self, local: Tensors, anchor: Tensors) -> None:
         """Adds the gradient of the term."""
         for own, job in zip(local, anchor, strict=True):
-            if own.grad is not None:
+            if own.grad is None:
+                continue
+            if own.grad.is_sparse:  # the term has all rows
+                own.grad = torch.add((own - job).mul_(self.mu), own.grad)
+            else:
                 own.grad.add_(own - job, alpha=self.mu)

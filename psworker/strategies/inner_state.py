@@ -82,9 +82,20 @@ class InnerStates:
             )
 
     def send(self) -> None:
-        """Copies what is averaged to where the push finds it."""
+        """Copies what is averaged to where the push finds it.
+
+        Raises:
+            UnsupportedError: It is sparse, as gradients are that it is made of.
+        """
         for each in self._averaged:
             if (own := each.own) is not None:
+                if own.layout != each.buffer.layout:
+                    raise UnsupportedError(
+                        f"the {each.key} of a {type(each.optimizer).__name__} is "
+                        'sparse, and inner_state="average" takes the mean of dense '
+                        "state: leave inner_state out, or sparse gradients, as in "
+                        "nn.Embedding(..., sparse=False)"
+                    )
                 each.buffer.copy_(own)
 
     def take(self, parameters: Tensors) -> None:

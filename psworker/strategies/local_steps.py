@@ -40,8 +40,14 @@ class LocalSteps(Strategy):
                 `"keep"`, `"reset"` or `"average"`.
 
         Raises:
-            ConfigurationError: `every` is no number of local steps.
+            ConfigurationError: `every` is no number of local steps, or `outer` makes
+                no optimizer.
         """
+        if outer is not None and not callable(outer):
+            raise ConfigurationError(
+                f"outer={outer!r} makes no optimizer: give what does, such as "
+                "lambda parameters: torch.optim.SGD(parameters, lr=0.7)"
+            )
         self.pace = pace_of(every)
         self.inner_state = inner_state
         self._outer = outer

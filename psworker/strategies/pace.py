@@ -61,7 +61,7 @@ class Fixed(Pace):
     steps: int
 
     def __post_init__(self) -> None:
-        _check("every", self.steps)
+        check_steps("every", self.steps)
 
     @override
     def step_count(
@@ -92,8 +92,8 @@ class Growing(Pace):
     most: int = MOST_DEFAULT
 
     def __post_init__(self) -> None:
-        _check("Growing(first)", self.first)
-        _check("Growing(most)", self.most, least=self.first)
+        check_steps("Growing(first)", self.first)
+        check_steps("Growing(most)", self.most, least=self.first)
         if not (0 < self.by <= STEP_COUNT_MAX):
             raise ConfigurationError(
                 f"Growing(by={self.by!r}) is no growth: give the steps that each round "
@@ -142,9 +142,9 @@ class ShareOfTime(Pace):
                 f"ShareOfTime({self.share!r}) is no share: give a number between 0 and "
                 "1, such as 0.1 for at most a tenth of the time"
             )
-        _check("ShareOfTime(least)", self.least)
-        _check("ShareOfTime(most)", self.most, least=self.least)
-        _check("ShareOfTime(first)", self.first)
+        check_steps("ShareOfTime(least)", self.least)
+        check_steps("ShareOfTime(most)", self.most, least=self.least)
+        check_steps("ShareOfTime(first)", self.first)
 
     @override
     def step_count(
@@ -177,7 +177,7 @@ def pace_of(every: Every | Pace) -> Pace:
         ConfigurationError: It is none.
     """
     if isinstance(every, bool) or not isinstance(every, int):
-        if isinstance(every, Pace):
+        if isinstance(every, Pace) and not isinstance(every, type):
             return every
         raise ConfigurationError(
             f"every={every!r} is no number of steps: give an int, "
@@ -226,7 +226,12 @@ class Timing:
         return sum(self._pushes_s) / max(1, len(self._pushes_s))
 
 
-def _check(name: str, steps: int, *, least: int = 1) -> None:
+def check_steps(name: str, steps: int, *, least: int = 1) -> None:
+    """Checks a number of local steps that a user gives.
+
+    Raises:
+        ConfigurationError: It is none, or out of range.
+    """
     is_count = isinstance(steps, int) and not isinstance(steps, bool)
     if not is_count or not least <= steps <= STEP_COUNT_MAX:
         raise ConfigurationError(

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 
+from psworker.errors import ConfigurationError
 from psworker.strategies.rounds import Progress
 
 Tensors = Sequence[torch.Tensor]
@@ -129,3 +130,34 @@ class Strategy:
         that does not take part pushes nothing, and takes the new anchor.
         """
         return True
+
+
+def check_strategy(strategy: object) -> None:
+    """Checks what a user gives as a strategy, one of their own too.
+
+    Raises:
+        ConfigurationError: It is none, or says of itself what nothing can be done with.
+    """
+    if not isinstance(strategy, Strategy):
+        kind = strategy if isinstance(strategy, type) else type(strategy)
+        is_class = kind is strategy and issubclass(kind, Strategy)
+        shown = f"{kind.__name__}, a class" if is_class else repr(strategy)
+        named = kind.__name__ if is_class else "DiLoCo"
+        raise ConfigurationError(
+            f"strategy={shown} is no strategy: give an object of one, as in "
+            f"strategy=psworker.{named}(every=50)"
+        )
+    for name, words in (("inner_state", InnerState), ("fragment_order", FragmentOrder)):
+        word, known = getattr(strategy, name), get_args(words)
+        if word not in known:
+            raise ConfigurationError(
+                f"{type(strategy).__name__} has {name}={word!r}, which is nothing that "
+                f"there is: give {' or '.join(map(repr, known))}"
+            )
+    for name, least in (("fragment_count", 1), ("taken_after", 0)):
+        count = getattr(strategy, name)
+        if not isinstance(count, int) or count < least:
+            raise ConfigurationError(
+                f"{type(strategy).__name__} has {name}={count!r}: give a whole number "
+                f"from {least} on"
+            )

@@ -344,6 +344,18 @@ def _at_sequence(number: int, t: Forger) -> Outcome:
     return pushed(t, t.header(sequence=number, clock=number))
 
 
+def _with_quorum(quorum: int, grace_window_ms: int, t: Forger) -> Outcome:
+    request = of(
+        t,
+        control.SetModeRequest,
+        mode=membership_pb2.MODE_QUORUM,
+        quorum=quorum,
+        grace_window_ms=grace_window_ms,
+        timeout_ms=100,
+    )
+    return called(t, "SetMode", request)
+
+
 def _with_rate(rate: float, t: Forger) -> Outcome:
     return pushed(t, t.header(), t.trailer(groups=t.group(lr=rate)))
 
@@ -600,6 +612,18 @@ ROWS: Final[dict[str, Row]] = {
         ),
         IA,
         "staleness bound of -1",
+    ),
+    **{
+        f"38 mode quorum, {words}": row(partial(_with_quorum, *terms), IA, words)
+        for words, terms in {
+            "quorum of 0": (0, 0),
+            f"quorum of {1 << 62}": (1 << 62, 0),
+            "grace window of -1 ms": (1, -1),
+            f"grace window of {1 << 62} ms": (1, 1 << 62),
+        }.items()
+    },
+    "38 slack below none": row(
+        lambda t: pushed(t, t.header(), t.trailer(slack_ms=-1)), IA, "slack of -1 ms"
     ),
     "38 unknown mode": row(
         lambda t: called(t, "SetMode", of(t, control.SetModeRequest, mode=77)), IA

@@ -4,6 +4,7 @@ import copy
 import inspect
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -494,6 +495,75 @@ def test_a_strategy_that_pushes_something_else_than_its_parameters_is_told(
         ps.prepare(model, optimizer, strategy=Wrong(1))
         with pytest.raises(psworker.ConfigurationError, match=said):
             _own_step(model, optimizer, "w0", 0)
+
+
+class _OwnWay(psworker.LocalSteps):
+    """A strategy of a script's own, which says of itself what it likes."""
+
+    def __init__(self, **says: Any) -> None:  # noqa: ANN401
+        super().__init__(2)
+        for name, value in says.items():
+            setattr(self, name, value)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (psworker.DiLoCo, r"DiLoCo, a class is no strategy.*DiLoCo\(every=50\)"),
+        ("diloco", r"'diloco' is no strategy.*DiLoCo\(every=50\)"),
+        (False, "False is no strategy"),
+        (psworker.LocalSteps(2, inner_state="avg"), "'keep' or 'reset' or 'average'"),  # type: ignore[arg-type]
+        (
+            psworker.LocalSteps(2, lambda each: torch.optim.SGD(each[:1], lr=1.0)),
+            r"SGD of 1 parameters, and there are 2: have outer\(parameters\)",
+        ),
+        (psworker.LocalSteps(2, lambda _: None), "NoneType of 0 parameters"),  # type: ignore[arg-type, return-value]
+        (_OwnWay(fragment_order="zigzag"), "'sequential' or 'strided'"),
+        (_OwnWay(fragment_count=0), "fragment_count=0: give a whole number from 1"),
+        (_OwnWay(taken_after=1.5), "taken_after=1.5: give a whole number from 0"),
+    ],
+)
+def test_what_is_no_strategy_is_refused_before_anything_is_joined(
+    strategy: Any,  # noqa: ANN401
+    words: str,
+) -> None:
+    with psworker.LocalConnection() as ps:
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(psworker.ConfigurationError, match=words):
+            ps.prepare(model, optimizer, strategy=strategy)
+        ps.prepare(model, optimizer, strategy=psworker.LocalSteps(2))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (psworker.FedProx(2, mu=0.5), ""),
+        (
+            psworker.LocalSteps(1, inner_state="average"),
+            "the momentum_buffer of a SGD is sparse.*leave inner_state out",
+        ),
+    ],
+)
+def test_gradients_may_be_sparse_where_they_can_be(
+    strategy: psworker.Strategy, said: str
+) -> None:
+    with psworker.LocalConnection() as ps:
+        model = nn.Embedding(5, 2, sparse=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+        model, optimizer = ps.prepare(model, optimizer, strategy=strategy)
+        before = model.weight.detach().clone()
+        with (
+            pytest.raises(psworker.UnsupportedError, match=said)
+            if said
+            else nullcontext()
+        ):
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.tensor([1])).sum().backward()
+                optimizer.step()
+            moved = (model.weight - before).abs().sum(1) > 0
+            assert moved.tolist() == [False, True, False, False, False]
 
 
 def test_two_runs_in_step_end_with_the_same_bits(tmp_path: Path) -> None:

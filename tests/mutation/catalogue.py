@@ -5288,4 +5288,18 @@ BUGS = (
             "test_copies_of_a_model_are_the_scripts_own",
         ),
     ),
+    PlantedBug(
+        "an old recording that is damaged hides the newest one",
+        (
+            Edit(
+                "psserver/shard/host/replaying.py",
+                "sorted(_recordings_in(path), reverse=True):",
+                "sorted(_recordings_in(path)):",
+            ),
+        ),
+        tests=(
+            "tests/property/test_replays.py::"
+            "test_of_a_folder_the_newest_start_counts_that_has_begun",
+        ),
+    ),
 )

@@ -301,6 +301,9 @@ def test_of_a_folder_the_newest_start_counts_that_has_begun(tmp_path: Path) -> N
         for number in (11, 12)
     )
     ended.close()
+    # What is older or no recording is not even looked into.
+    for name in ("0-2", "0-²", "0-12-3", "x-1", "0-13.old"):
+        (tmp_path / f"shard-{name}.recording").write_bytes(b"damaged")
 
     assert newest_recordings([tmp_path]) == [tmp_path / "shard-0-10.recording"]
     assert newest_recordings([waiting.path]) == [waiting.path]

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,12 @@ from psserver.shard.core.push import PushId
 from psserver.shard.host.chunk_updates import apply_update
 from psserver.shard.host.recorded_effects import load_tensors, load_update
 from psserver.shard.host.recorder import PULLED, arithmetic_text, values_digest
-from psserver.shard.host.recording import Entry, RecordingError, RecordingReader
+from psserver.shard.host.recording import (
+    SUFFIX,
+    Entry,
+    RecordingError,
+    RecordingReader,
+)
 from psserver.shard.host.shard_model import ShardModel, shard_model
 from psserver.shard.tensors.chunk_image import ChunkImage, HeldState
 from psserver.shard.tensors.sent_values import SentValues
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
     from pswire.optimizer_states import StateKey
 
 _CLOCK: Final = "clock:"
+
+_NAME: Final = re.compile(rf"shard-([0-9]{{1,9}})-([0-9]{{1,9}}){re.escape(SUFFIX)}")
 
 _ADVANCES: Final = ("record", "done", "cut")
 """Entries that say which version and clock the shard has come to."""
@@ -328,21 +336,25 @@ def newest_recordings(paths: Sequence[Path]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        newest: dict[int, tuple[int, Path]] = {}
-        for file in sorted(path.glob("shard-*-*.recording")):
-            numbers = file.stem.removeprefix("shard-").split("-")
-            if not all(each.isdigit() for each in numbers):
-                continue
-            shard, incarnation = map(int, numbers)
-            if incarnation > newest.get(shard, (-1, file))[0] and _is_begun(file):
-                newest[shard] = incarnation, file
+        newest: dict[int, Path] = {}
+        for (shard, _), file in sorted(_recordings_in(path), reverse=True):
+            # An older one that is damaged is no matter.
+            if shard not in newest and _is_begun(file):
+                newest[shard] = file
         if not newest:
             raise RecordingError(
                 f"{path} has no recording in which a shard has begun: start the shards "
                 "with --record FOLDER first"
             )
-        found += [newest[shard][1] for shard in sorted(newest)]
+        found += [newest[shard] for shard in sorted(newest)]
     return found
+
+
+def _recordings_in(folder: Path) -> Iterator[tuple[tuple[int, int], Path]]:
+    """Files with names of recordings: shard and start of each, and where it is."""
+    for file in folder.iterdir():
+        if numbers := _NAME.fullmatch(file.name):
+            yield (int(numbers[1]), int(numbers[2])), file
 
 
 def _is_begun(path: Path) -> bool:
