@@ -536,9 +536,9 @@ class Engine:
             else:
                 self._settle()
         elif not self._sender.is_open:
-            if self._rounds.sent is not None and not self._rounds.is_settled:
-                self._send(is_beside=False)
-                self._finish_push()
+            is_open = not (self._strategy.taken_after and self._rounds.is_settled)
+            if self._rounds.sent is not None and is_open:
+                self._finish_push()  # an error has ended it, or what came after it
             self._rejoined()
 
     def _finish_push(self) -> None:

@@ -236,6 +236,9 @@ class Rounds:
         """A push of a fragment begins, with all that is behind it now."""
         assert self.sent is None, "one push is under way at a time"
         last = frozenset((fragment,))
+        self._sent_held_count = len(self._held)
+        self._is_settled = False
+        # Last of what says that it has begun: Ctrl-C may come between any two lines.
         self.sent = Sent(
             fragment,
             self._behind[fragment],
@@ -247,8 +250,6 @@ class Rounds:
                 for each in held.ranges
             ),
         )
-        self._sent_held_count = len(self._held)
-        self._is_settled = False
         self._since_push = LocalWork()
         self.was_missed = False
         return self.sent

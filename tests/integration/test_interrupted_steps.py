@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import psworker
 from psworker.connection import Connection
 from psworker.errors import PsError
 from tests.integration.interruptions import AtLine, Interrupted, Line, text_of
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <coroutine",
 )
 
+LOCAL_LINE_STRIDE = 8
 LINE_STRIDE = 2
 """Of a step's lines every other one is interrupted: an attempt costs some 20 ms."""
 
@@ -184,3 +187,61 @@ def test_a_handler_that_calls_at_any_line_of_a_step_leaves_the_step_alone(
         pair.check()
         assert not ps.is_closed
     assert {"optimizer.state_dict()", "optimizer.step()", "ps.close()"} <= refusals
+
+
+@pytest.mark.parametrize("taken_after", [0, 1])
+def test_an_error_at_any_line_of_a_local_step_leaves_its_round_to_be_pushed(
+    job: Job, taken_after: int
+) -> None:
+    """Such as Ctrl-C within a push, or while one is under way beside the script."""
+    strategy = psworker.StreamingDiLoCo(
+        2,
+        fragment_count=2,
+        taken_after=taken_after,
+        own_share=0.0,
+        lr=1.0,
+        momentum=0.0,
+    )
+    with connect(job, "w0") as ps:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        ps.prepare(model, optimizer, strategy=strategy)
+        engine = ps._engine
+        assert engine is not None
+
+        said = ""
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().mean().backward()
+            stepped = [
+                each.detach() - 0.05 * each.grad
+                for each in model.parameters()
+                if each.grad is not None
+            ]
+            optimizer.step()
+            if not taken_after:  # what is pushed once is what comes back
+                ours = [each.detach() for each in model.parameters()]
+                assert deviation(ours, stepped) < 1e-5, said
+
+        step()
+        with AtLine() as seen:
+            for _ in range(3):
+                step()
+        lines = [each for each in seen.lines if "/strategies/" in each[0]]
+        assert len(lines) > 100
+        for line in lines[::LOCAL_LINE_STRIDE]:
+            said = text_of(line)
+            for _ in range(4):
+                at_line = AtLine(line)
+                with suppress(Interrupted), at_line:
+                    step()
+                if at_line.is_reached:
+                    break
+            step()
+            engine.end_round()
+            assert engine._rounds.is_clean, said
+            for part in engine._anchors.fragments:
+                ours = [each.detach() for each in part.local]
+                theirs = [each.detach() for each in part.anchor]
+                assert deviation(ours, theirs) < 1e-5, said
