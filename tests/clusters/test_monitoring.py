@@ -15,6 +15,7 @@ import yaml
 
 from tests.debian import require
 from tests.doubles.children import Nursery, wait_until
+from tests.doubles.free_addresses import free_ports
 from tests.integration.monitoring_files import (
     MONITORING,
     RULES,
@@ -23,7 +24,6 @@ from tests.integration.monitoring_files import (
     selectors,
 )
 from tests.integration.processes import Processes
-from tests.integration.test_deploy import free_ports
 
 JOB: Final = "run7"
 DATA_TIMEOUT_S: Final = 120.0

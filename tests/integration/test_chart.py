@@ -21,12 +21,13 @@ from psctl.folders import write_private
 from pswire.exit_codes import ExitCode
 from pswire.security.roles import Role
 from tests.doubles.children import Nursery
+from tests.doubles.free_addresses import free_ports
 from tests.doubles.installed import HEAVY, need
 from tests.doubles.job_tokens import JobTokens
 from tests.integration.crd_shapes import Manifest, check_shape, is_extension
 from tests.integration.deploy_files import Container, check_command_line
 from tests.integration.processes import Processes
-from tests.integration.test_deploy import STOP_TIMEOUT_S, free_ports
+from tests.integration.test_deploy import STOP_TIMEOUT_S
 
 need("helm_python", HEAVY)
 import helm_python  # noqa: E402

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 
 from psserver.edge.lifecycle import LAST_CHECKPOINT_S
 from tests.doubles.children import Nursery
+from tests.doubles.free_addresses import free_address, free_ports
 from tests.doubles.installed import skip_or_fail
 from tests.integration.deploy_files import (
     SCRIPTS,
@@ -34,15 +34,6 @@ COORDINATOR = Unit.read(SYSTEMD / "psserver-coordinator.service")
 SHARD = Unit.read(SYSTEMD / "psserver-shard@.service")
 READY_TIMEOUT_S = 100.0
 STOP_TIMEOUT_S = 60.0
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        listeners = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            for _ in range(count)
-        ]
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 class Daemons:
@@ -150,7 +141,7 @@ def wait_for_shards(address: str, count: int, daemons: Daemons) -> None:
 def test_units_start_a_job_and_sigterm_ends_it(
     daemons: Daemons, tmp_path: Path
 ) -> None:
-    address = f"127.0.0.1:{free_ports(1)[0]}"
+    address = str(free_address())
     for index in range(2):
         variables = {
             "PS_COORDINATOR": address,
