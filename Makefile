@@ -221,7 +221,7 @@ two-hosts: .venv/installed ## type the commands of docs/several-machines.md on t
 		-o faulthandler_timeout=1830 $(ARGS)
 
 .PHONY: strategies
-strategies: .venv/installed ## compare local steps with steps in step on a slow link, for 15 minutes
+strategies: .venv/installed ## compare local steps with steps in step on a slow link, for 11 minutes
 	@$(BIN)/psctl compare --link 50mbit,20ms --samples 128000 --batch 8 --base-ms 1 --strategies \
 		bsp,diloco:50,streaming-diloco:50:fragment_count=2:taken_after=8,diloco:50+int8 $(ARGS)
 
