@@ -1,7 +1,7 @@
 """DiLoCo: many local steps, and Nesterov's momentum over their mean."""
 
 from functools import partial
-from typing import Final
+from typing import ClassVar
 
 import torch
 from typing_extensions import override
@@ -10,13 +10,6 @@ from psworker.errors import ConfigurationError
 from psworker.strategies.local_steps import LocalSteps
 from psworker.strategies.pace import STEP_COUNT_MAX, Every, Pace
 from psworker.strategies.strategy import FragmentOrder, InnerState, Tensors
-
-STREAMING_EVERY_DEFAULT: Final = 100
-STREAMING_LR_DEFAULT: Final = 0.4
-OWN_SHARE_DEFAULT: Final = 0.5
-TAKEN_AFTER_DEFAULT: Final = 5
-FRAGMENT_COUNT_DEFAULT: Final = 4
-"""Of Streaming DiLoCo, whose paper has fragments of three layers each."""
 
 
 class DiLoCo(LocalSteps):
@@ -64,19 +57,21 @@ class StreamingDiLoCo(DiLoCo):
     steps later, and merged with what the worker has trained meanwhile.
     """
 
+    taken_after_min: ClassVar[int] = 0
+
     def __init__(
         self,
-        every: Every | Pace = STREAMING_EVERY_DEFAULT,
+        every: Every | Pace = 100,
         *,
-        fragment_count: int = FRAGMENT_COUNT_DEFAULT,
+        fragment_count: int = 4,
         fragment_order: FragmentOrder = "strided",
-        taken_after: int = TAKEN_AFTER_DEFAULT,
-        own_share: float = OWN_SHARE_DEFAULT,
-        lr: float = STREAMING_LR_DEFAULT,
+        taken_after: int = 5,
+        own_share: float = 0.5,
+        lr: float = 0.4,
         momentum: float = 0.9,
         inner_state: InnerState = "keep",
     ) -> None:
-        """Takes the paper's numbers.
+        """Takes the paper's numbers; its fragments have three layers each.
 
         Args:
             every: H, local steps between two pushes of the same fragment, as of
@@ -106,12 +101,14 @@ class StreamingDiLoCo(DiLoCo):
             )
         if (
             not isinstance(taken_after, int)
-            or not 0 <= taken_after * fragment_count <= step_count
+            or taken_after < self.taken_after_min
+            or taken_after * fragment_count > step_count
         ):
             raise ConfigurationError(
                 f"taken_after={taken_after!r} does not go with every={every} and "
                 f"fragment_count={fragment_count}: one push is under way at a time, so "
-                "give a whole number from 0 to every / fragment_count"
+                f"give a whole number from {self.taken_after_min} to every / "
+                "fragment_count"
             )
         if not 0 <= own_share < 1:
             raise ConfigurationError(
