@@ -28,6 +28,7 @@ from psworker.optim.published import NOT_PREPARED_TEXT
 from psworker.optim.push_result import PushResult
 from psworker.optim.user_calls import UserCalls
 from psworker.strategies.engine import Engine
+from psworker.strategies.script_hooks import hook_script
 from psworker.strategies.strategy import Strategy
 from psworker.tensors.compression import CompressionChoice
 from psworker.tracebacks import at_entrance
@@ -281,6 +282,7 @@ class Connection:
                 check_called_once(is_first=is_first)
                 assert strategy is not None, "the first call has one"
                 self._engine = Engine(strategy, self._backend, call, options)
+                hook_script(self._engine)
                 replaced = self._engine.replaced
             else:
                 take = self._backend.join if is_first else self._backend.exchange

@@ -5,6 +5,7 @@ Pure. `every=` of a strategy takes a number, `Growing` or `ShareOfTime`.
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -192,20 +193,33 @@ class Timing:
     Means, not medians: a step with a hiccup is a part of what steps take.
 
     Attributes:
+        now: A clock that only goes on, in seconds.
         push_s: What the newest push took, from its begin to its answer. Any thread may
             set it.
     """
 
-    __slots__ = ("_pushes_s", "_steps_s", "push_s")
+    __slots__ = ("_pushes_s", "_stepped_at", "_steps_s", "now", "push_s")
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
         self.push_s = 0.0
+        self._stepped_at = 0.0
         self._steps_s: deque[float] = deque(maxlen=_STEP_WINDOW)
         self._pushes_s: deque[float] = deque(maxlen=_PUSH_WINDOW)
 
-    def note_step(self, step_s: float) -> None:
-        """Notes a local step: all since the one before it, but for a push."""
-        self._steps_s.append(max(0.0, step_s))
+    def note_step(self) -> None:
+        """A local step is done: it took all since the one before it, or since a wait.
+
+        How long the first one took is not known.
+        """
+        before, self._stepped_at = self._stepped_at, self.now()
+        if before:
+            self._steps_s.append(self._stepped_at - before)
+
+    def end_wait(self) -> float:
+        """The script has waited for a push; the time when that is over."""
+        self._stepped_at = self.now()
+        return self._stepped_at
 
     def note_push(self, peer_wait_s: float) -> None:
         """Notes the push that took `push_s`.

@@ -8,6 +8,7 @@ and goes with the last of these pushes. No tensors, no calls, no clock.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import add, sub
 from typing import Final, NamedTuple
 
 import xxhash
@@ -60,19 +61,11 @@ class LocalWork(NamedTuple):
 
     def plus(self, other: "LocalWork") -> "LocalWork":
         """Both together."""
-        return LocalWork(
-            self.step_count + other.step_count,
-            self.sample_count + other.sample_count,
-            self.token_count + other.token_count,
-        )
+        return LocalWork(*map(add, self, other))
 
     def minus(self, other: "LocalWork") -> "LocalWork":
         """What is left without the other, which is part of it."""
-        return LocalWork(
-            self.step_count - other.step_count,
-            self.sample_count - other.sample_count,
-            self.token_count - other.token_count,
-        )
+        return LocalWork(*map(sub, self, other))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +149,8 @@ class Rounds:
             came back is taken; 0 where the script waits for it.
         total_step_count: Local steps of this start of the worker.
         push_count: Pushes of this start that have counted.
+        is_new: Whether the worker has taken no local step since it has joined.
+        takes_part: Whether it trains in the round under way, as far as that was asked.
         sent: The push that is on its way, or settled and not yet taken.
         was_missed: Whether the newest push came too late to count. The next one is then
             due at once: whoever waits for a full round again is late again.
@@ -164,12 +159,16 @@ class Rounds:
     def __init__(self, fragment_count: int = 1, taken_after: int = 0) -> None:
         self.fragment_count = fragment_count
         self.taken_after = taken_after
+        self._ahead = LocalWork()  # that the next step is of, as noted before it
         self.start_over()
 
     def start_over(self) -> None:
         """The worker has joined anew: what it did before is not its own any more."""
+        self.is_new = True
+        self.takes_part = False
         self.total_step_count = 0
         self.push_count = 0
+        self._ahead = self._ahead._replace(sample_count=0)
         self._since_push = LocalWork()  # since the newest push began
         self.sent: Sent | None = None
         self.was_missed = False
@@ -180,22 +179,32 @@ class Rounds:
 
     # Local steps
 
+    def note_tokens(self, token_count: int) -> None:
+        """The next local step is of so many tokens more."""
+        self._ahead = self._ahead.plus(LocalWork(0, 0, token_count))
+
+    def drop_step(self) -> None:
+        """A local step has changed nothing, as its data is not this worker's."""
+        self._ahead = self._ahead._replace(token_count=0)
+
     def note_step(
-        self,
-        sample_count: float = 0,
-        ranges: Iterable[DataRange] = (),
-        *,
-        token_count: int = 0,
+        self, sample_count: float = 0, ranges: Iterable[DataRange] = ()
     ) -> None:
         """A local step was taken, with so much data behind it."""
-        step = LocalWork(1, sample_count, token_count)
+        step, self._ahead = self._ahead.plus(LocalWork(1, sample_count)), LocalWork()
         self._behind = [each.plus(step) for each in self._behind]
         self.total_step_count += 1
         self._since_push = self._since_push.plus(step)
-        self.hold(ranges)
+        self._hold(ranges)
 
-    def hold(self, ranges: Iterable[DataRange]) -> None:
-        """Data was trained, in the newest step or one of another optimizer."""
+    def note_step_of_other(
+        self, sample_count: float, ranges: Iterable[DataRange]
+    ) -> None:
+        """An optimizer has stepped by whose steps rounds are not counted."""
+        self._ahead = self._ahead.plus(LocalWork(0, sample_count))
+        self._hold(ranges)
+
+    def _hold(self, ranges: Iterable[DataRange]) -> None:
         new = list(ranges)
         if not new:
             return
@@ -273,6 +282,7 @@ class Rounds:
         else:
             self.sent = None
             self.was_missed = True
+        self.takes_part = False
         self._sent_held_count = 0
         self._held = _joined(self._held)
 

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
-from psworker.errors import ConfigurationError
+from psworker.backends.local import LOCAL_MODE
+from psworker.errors import ConfigurationError, UnsupportedError
 from psworker.strategies.rounds import Progress
 
 Tensors = Sequence[torch.Tensor]
@@ -137,6 +138,7 @@ def check_strategy(strategy: object) -> None:
 
     Raises:
         ConfigurationError: It is none, or says of itself what nothing can be done with.
+        UnsupportedError: What it says of itself does not go together.
     """
     if not isinstance(strategy, Strategy):
         kind = strategy if isinstance(strategy, type) else type(strategy)
@@ -161,3 +163,19 @@ def check_strategy(strategy: object) -> None:
                 f"{type(strategy).__name__} has {name}={count!r}: give a whole number "
                 f"from {least} on"
             )
+    if strategy.inner_state == "average" and strategy.taken_after:
+        raise UnsupportedError(
+            'inner_state="average" would put back what steps beside the push have '
+            "changed: leave it out, or take what comes back at once, taken_after=0"
+        )
+
+
+def mode_problem(strategy: Strategy, mode: str) -> str:
+    """Why a strategy does not work in a mode, and what to do; empty if it does."""
+    if mode in (*strategy.modes, LOCAL_MODE, ""):
+        return ""
+    first, wanted = strategy.modes[0], " or ".join(strategy.modes)
+    return (
+        f"{type(strategy).__name__} works in a job in mode {wanted}, and this one is "
+        f"in {mode}: start it with --mode {first}, or change it with psctl mode {first}"
+    )

@@ -268,7 +268,8 @@ def _is_between_pushes(ps: psworker.connection.Connection, step_count: int) -> b
     One that is is waited for: the next step takes what it brings.
     """
     assert ps._engine is not None
-    answer, rounds = ps._engine._sender._answer, ps._engine._rounds
+    engine = ps._engine
+    answer, rounds = engine._outer_steps._sender._answer, engine._rounds
     if step_count < 0:
         return False
     assert answer is None or answer.wait(30)

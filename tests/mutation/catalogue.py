@@ -4863,7 +4863,7 @@ BUGS = (
         "what a learner has missed pulls it back to where it began",
         (
             Edit(
-                "psworker/strategies/engine.py",
+                "psworker/strategies/outer_steps.py",
                 "        if result.dropped or result.missed:\n",
                 "        if result.dropped:\n",
             ),
@@ -4891,7 +4891,7 @@ BUGS = (
         "a learner waits for its push when it is to be taken",
         (
             Edit(
-                "psworker/strategies/engine.py",
+                "psworker/strategies/outer_steps.py",
                 "and not (self._sender.is_open and self._never_waits):",
                 ":",
             ),
@@ -5063,9 +5063,9 @@ BUGS = (
         "a worker that has trained once trains in every round",
         (
             Edit(
-                "psworker/strategies/engine.py",
-                "        self._takes_part = False\n        result",
-                "        self._takes_part = self._has_turns\n        result",
+                "psworker/strategies/rounds.py",
+                "        self.takes_part = False\n        self._sent",
+                "        self._sent",
             ),
         ),
         tests=("tests/integration/test_ways.py::test_federated_averaging",),
@@ -5074,7 +5074,7 @@ BUGS = (
         "gradients are changed before a closure computes them",
         (
             Edit(
-                "psworker/strategies/engine.py",
+                "psworker/strategies/script_hooks.py",
                 "        loss = closure()\n        change()\n",
                 "        change()\n        loss = closure()\n",
             ),
@@ -5155,10 +5155,10 @@ BUGS = (
         "a worker that has joined again goes on with what it trained before",
         (
             Edit(
-                "psworker/strategies/engine.py",
-                "        self._is_new = True\n        self._takes_part = False\n"
+                "psworker/strategies/outer_steps.py",
+                "        self.rounds.start_over()\n"
                 "        self._anchors.start_over()\n",
-                "        self._is_new = True\n        self._takes_part = False\n",
+                "        self.rounds.start_over()\n",
             ),
         ),
         tests=(
@@ -5171,13 +5171,13 @@ BUGS = (
         (
             Edit(
                 "psworker/strategies/engine.py",
-                "        if drawn.is_of_lost or self._is_new:\n",
-                "        if self._is_new:\n",
+                "        if drawn.is_of_lost or rounds.is_new:\n",
+                "        if rounds.is_new:\n",
             ),
             Edit(
                 "psworker/strategies/engine.py",
-                "change = partial(_clear_gradients, optimizer)",
-                "pass",
+                "            return partial(_clear_gradients, optimizer)\n",
+                "            pass\n",
             ),
             Edit(
                 "psworker/backends/between_pushes.py",
@@ -5195,8 +5195,8 @@ BUGS = (
         (
             Edit(
                 "psworker/strategies/engine.py",
-                "        if not is_first:\n            self._samples_of_others",
-                "        if False:\n            self._samples_of_others",
+                "        if optimizer is not self.optimizers[0]:\n",
+                "        if False:\n",
             ),
         ),
         tests=(
@@ -5208,7 +5208,7 @@ BUGS = (
         "a buffer that a forward pass exchanges is not followed",
         (
             Edit(
-                "psworker/strategies/engine.py",
+                "psworker/strategies/outer_steps.py",
                 "        self._anchors.look()\n",
                 "",
             ),
@@ -5222,7 +5222,7 @@ BUGS = (
         "who has no data takes one fragment where the whole anchor is new",
         (
             Edit(
-                "psworker/strategies/engine.py",
+                "psworker/strategies/outer_steps.py",
                 "            self._follow(fragment, self._backend.place.last_push)\n",
                 "",
             ),
@@ -5236,7 +5236,7 @@ BUGS = (
         "gradients that a push did not bring are forgotten",
         (
             Edit(
-                "psworker/strategies/engine.py",
+                "psworker/strategies/outer_steps.py",
                 "        if has_counted:  # else",
                 "        if True:  # else",
             ),
@@ -5250,7 +5250,7 @@ BUGS = (
         "a sample counts as trained once for each fragment",
         (
             Edit(
-                "psworker/strategies/engine.py",
+                "psworker/strategies/outer_steps.py",
                 "round(sent.new_work.sample_count)",
                 "round(sent.work.sample_count)",
             ),
@@ -5264,7 +5264,7 @@ BUGS = (
         "averaged inner state is not sent",
         (
             Edit(
-                "psworker/strategies/engine.py",
+                "psworker/strategies/outer_steps.py",
                 "            self._inner.send()\n",
                 "",
             ),

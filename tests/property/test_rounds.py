@@ -78,7 +78,8 @@ def test_each_step_goes_once_with_each_fragment_and_its_data_with_the_last(
                 DataRange("loader", 0, len(dumb.steps) * 10 + n, n + 1)
                 for n in range(first % 3)
             )
-            rounds.note_step(first, ranges, token_count=second)
+            rounds.note_tokens(second)
+            rounds.note_step(first, ranges)
             dumb.steps.append((LocalWork(1, first, second), ranges, set()))
         elif kind == "begin" and sent is None:
             before = dumb.total(begun_after)

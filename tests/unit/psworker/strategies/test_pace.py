@@ -142,21 +142,31 @@ def test_noise_of_a_tenth_changes_nothing() -> None:
 
 
 def test_times_are_means_of_late_and_waits_for_others_do_not_count() -> None:
-    timing = Timing()
+    at_s = 0.0
+    timing = Timing(lambda: at_s)
+
+    def note_step(step_s: float) -> None:
+        nonlocal at_s
+        at_s += step_s
+        timing.note_step()
 
     def note_push(push_s: float, peer_wait_s: float) -> None:
         timing.push_s = push_s
         timing.note_push(peer_wait_s)
 
     assert timing.compute_s == 0 == timing.exchange_s
-    timing.note_step(100.0)
+    note_step(1.0)  # how long the first one took is not known
+    assert timing.compute_s == 0
+    note_step(100.0)
     note_push(9.0, 0.0)
     for _ in range(64):
-        timing.note_step(0.2)
+        note_step(0.2)
         note_push(2.0, 1.5)
     assert timing.compute_s == pytest.approx(0.2)
     assert timing.exchange_s == pytest.approx(0.5)
-    timing.note_step(0.2 + 6.4)
+    at_s += 9.0
+    assert timing.end_wait() == at_s
+    note_step(0.2 + 6.4)
     note_push(3.0, 0.0)
     assert timing.compute_s == pytest.approx(0.3)
     assert timing.exchange_s == pytest.approx(1.0)
