@@ -164,31 +164,27 @@ def test_shards_that_live_are_heard_and_keep_waiting(
     assert plan["lost_steps"] == 20
 
 
-def test_a_token_that_is_revoked_meanwhile_counts_no_more(
+async def test_a_token_that_is_revoked_meanwhile_counts_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "LOOK_INTERVAL_S", 0.05)
     state, checkpoints = damaged(tmp_path / "state"), checkpoints_in(tmp_path / "saved")
     tokens, address = JobTokens(tmp_path), free_address()
     shown = tokens.metadata(Role.SHARD.value)
-
-    async def run() -> None:
-        forming = asyncio.create_task(
-            formed(state, checkpoints, address=address, tokens=tokens.store, wait_s=60)
-        )
-        async with grpc.aio.insecure_channel(str(address)) as channel:
-            report = CoordinatorServiceStub(channel).ReportProgress
-            call = partial(report, messages.ReportProgressRequest(), metadata=shown)
-            async with asyncio.timeout(30):
-                assert await heard(call) is ErrorReason.RECOVERING
-                tokens.revoke(Role.SHARD.value)
-                while await heard(call) is ErrorReason.RECOVERING:
-                    pass
-                assert await heard(call) is ErrorReason.UNAUTHENTICATED
-        forming.cancel()
-        await asyncio.wait([forming])
-
-    asyncio.run(run())
+    forming = asyncio.create_task(
+        formed(state, checkpoints, address=address, tokens=tokens.store, wait_s=60)
+    )
+    async with grpc.aio.insecure_channel(str(address)) as channel:
+        report = CoordinatorServiceStub(channel).ReportProgress
+        call = partial(report, messages.ReportProgressRequest(), metadata=shown)
+        async with asyncio.timeout(30):
+            assert await heard(call) is ErrorReason.RECOVERING
+            tokens.revoke(Role.SHARD.value)
+            while await heard(call) is ErrorReason.RECOVERING:
+                pass
+            assert await heard(call) is ErrorReason.UNAUTHENTICATED
+    forming.cancel()
+    await asyncio.wait([forming])
 
 
 def of_local(folder: Path) -> Path:

@@ -73,40 +73,29 @@ async def speaks_for(request: str, _: object) -> str:
         ((Identity(Role.WORKER).uri,), "w7", ""),
     ],
 )
-def test_a_certificate_says_who_calls(
+async def test_a_certificate_says_who_calls(
     names: tuple[str, ...], worker_id: str, spoken: str
 ) -> None:
-    async def call() -> str:
-        behavior = await admitted(Access(), STATUS, speaks_for)
-        answer: str = await behavior(worker_id, Context((), *names))
-        return answer
-
-    assert asyncio.run(call()) == spoken
+    behavior = await admitted(Access(), STATUS, speaks_for)
+    assert await behavior(worker_id, Context((), *names)) == spoken
 
 
 @pytest.mark.parametrize("names", [(), ("localhost", "paramserver:root/")])
-def test_a_certificate_without_a_role_is_none(names: tuple[str, ...]) -> None:
-    async def call() -> object:
-        behavior = await admitted(Access(), STATUS, speaks_for)
-        context = Context((), *names)
-        with pytest.raises(grpc.aio.AbortError):
-            await behavior("", context)
-        return context.ended
-
-    code, text = cast("tuple[grpc.StatusCode, str]", asyncio.run(call()))
+async def test_a_certificate_without_a_role_is_none(names: tuple[str, ...]) -> None:
+    behavior = await admitted(Access(), STATUS, speaks_for)
+    context = Context((), *names)
+    with pytest.raises(grpc.aio.AbortError):
+        await behavior("", context)
+    assert context.ended is not None
+    code, text = context.ended
     assert code is grpc.StatusCode.UNAUTHENTICATED
     assert text.startswith("missing or invalid credential")
 
 
-def test_a_certificate_of_a_worker_speaks_for_no_other_one() -> None:
-    async def call() -> str:
-        behavior = await admitted(Access(), STATUS, speaks_for)
-        context = Context((), Identity(Role.WORKER, "w0").uri)
-        with pytest.raises(Refusal) as caught:
-            await behavior("w1", context)
-        return caught.value.message
-
-    assert "'w0' may not speak for worker 'w1'" in asyncio.run(call())
+async def test_a_certificate_of_a_worker_speaks_for_no_other_one() -> None:
+    behavior = await admitted(Access(), STATUS, speaks_for)
+    with pytest.raises(Refusal, match="'w0' may not speak for worker 'w1'"):
+        await behavior("w1", Context((), Identity(Role.WORKER, "w0").uri))
 
 
 def test_without_credentials_everybody_speaks_for_everybody() -> None:
@@ -114,7 +103,7 @@ def test_without_credentials_everybody_speaks_for_everybody() -> None:
     assert wanted_worker_id("w1") == "w1"
 
 
-def test_a_call_ends_when_its_token_expires(
+async def test_a_call_ends_when_its_token_expires(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And one whose token counts goes on, though the file was written anew."""
@@ -128,60 +117,52 @@ def test_a_call_ends_when_its_token_expires(
         yield 1
         await asyncio.Event().wait()
 
-    async def call() -> tuple[Context, Context]:
-        behavior = await admitted(access, WATCH, watch, is_stream=True)
-        short, lasting = (
-            Context(tokens.metadata(name)) for name in ("short", "worker")
-        )
+    behavior = await admitted(access, WATCH, watch, is_stream=True)
+    short, lasting = (Context(tokens.metadata(name)) for name in ("short", "worker"))
 
-        async def read(context: Context, started: asyncio.Event) -> None:
-            async for _ in behavior(None, context):
-                started.set()
+    async def read(context: Context, started: asyncio.Event) -> None:
+        async for _ in behavior(None, context):
+            started.set()
 
-        events = [asyncio.Event(), asyncio.Event()]
-        tasks = [
-            asyncio.ensure_future(read(context, event))
-            for context, event in zip((short, lasting), events, strict=True)
-        ]
-        for event in events:
-            await event.wait()
-        tokens.create("another")
-        for _ in range(2):
-            access.look()
-        (warning,) = (each for each in caplog.messages if "ends at" in each)
-        assert "has calls open: replace it before" in warning
-        clock[0] += timedelta(hours=1)
+    events = [asyncio.Event(), asyncio.Event()]
+    tasks = [
+        asyncio.ensure_future(read(context, event))
+        for context, event in zip((short, lasting), events, strict=True)
+    ]
+    for event in events:
+        await event.wait()
+    tokens.create("another")
+    for _ in range(2):
         access.look()
-        with pytest.raises(grpc.aio.AbortError):
-            await tasks[0]
-        assert not tasks[1].done()
-        tasks[1].cancel()
-        await asyncio.gather(tasks[1], return_exceptions=True)
-        assert not access._calls
-        return short, lasting
-
-    short, lasting = asyncio.run(call())
+    (warning,) = (each for each in caplog.messages if "ends at" in each)
+    assert "has calls open: replace it before" in warning
+    clock[0] += timedelta(hours=1)
+    access.look()
+    with pytest.raises(grpc.aio.AbortError):
+        await tasks[0]
+    assert not tasks[1].done()
+    tasks[1].cancel()
+    await asyncio.gather(tasks[1], return_exceptions=True)
+    assert not access._calls
     assert short.ended is not None
     code, text = short.ended
     assert (code, "has expired" in text) == (grpc.StatusCode.UNAUTHENTICATED, True)
     assert lasting.ended is None
 
 
-def test_a_stranger_who_makes_methods_up_is_given_no_memory(tmp_path: Path) -> None:
+async def test_a_stranger_who_makes_methods_up_is_given_no_memory(
+    tmp_path: Path,
+) -> None:
     access = Access(KnownTokens(JobTokens(tmp_path).store))
-
-    async def call() -> None:
-        for number in range(100):
-            behavior = await admitted(access, f"/made.Up/Method{number}", speaks_for)
-            with pytest.raises(grpc.aio.AbortError):
-                await behavior("", Context())
-
-    asyncio.run(call())
+    for number in range(100):
+        behavior = await admitted(access, f"/made.Up/Method{number}", speaks_for)
+        with pytest.raises(grpc.aio.AbortError):
+            await behavior("", Context())
     assert not access._checked
     assert not access._calls
 
 
-def test_what_a_refused_caller_still_sends_is_read_and_dropped() -> None:
+async def test_what_a_refused_caller_still_sends_is_read_and_dropped() -> None:
     """Its gRPC would say INTERNAL in place of the reason (grpc/grpc#36066)."""
     read = []
 
@@ -193,11 +174,8 @@ def test_what_a_refused_caller_still_sends_is_read_and_dropped() -> None:
     async def find(_: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any]":
         return grpc.stream_unary_rpc_method_handler(speaks_for)
 
-    async def call() -> None:
-        details: Any = type("Details", (), {"method": STATUS})
-        handler: Any = await Access().intercept_service(find, details)
-        with pytest.raises(grpc.aio.AbortError):
-            await handler.stream_unary(send(), Context())
-
-    asyncio.run(call())
+    details: Any = type("Details", (), {"method": STATUS})
+    handler: Any = await Access().intercept_service(find, details)
+    with pytest.raises(grpc.aio.AbortError):
+        await handler.stream_unary(send(), Context())
     assert read == [0, 1, 2]

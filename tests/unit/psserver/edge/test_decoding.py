@@ -76,20 +76,15 @@ def test_the_longest_honest_messages_are_read() -> None:
     assert len(decode(type(part), part.SerializeToString()).schema.entries) == count
 
 
-def test_a_large_message_is_parsed_by_a_thread() -> None:
+async def test_a_large_message_is_parsed_by_a_thread() -> None:
     def where() -> str:
         return threading.current_thread().name
 
-    async def run() -> tuple[str, str]:
-        small = await parsed(LARGE_BYTES_MIN - 1, where)
-        return small, await parsed(LARGE_BYTES_MIN, where)
-
-    small, large = asyncio.run(run())
-    assert small == where()
-    assert large.startswith("large messages")
+    assert await parsed(LARGE_BYTES_MIN - 1, where) == where()
+    assert (await parsed(LARGE_BYTES_MIN, where)).startswith("large messages")
 
 
-def test_the_loop_goes_on_while_a_large_message_is_parsed(
+async def test_the_loop_goes_on_while_a_large_message_is_parsed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     is_going = threading.Event()
@@ -97,15 +92,12 @@ def test_the_loop_goes_on_while_a_large_message_is_parsed(
     def check(*_: object, **__: object) -> None:
         assert is_going.wait(30)
 
-    async def run() -> None:
-        monkeypatch.setattr(decoding, "check_field_count", check)
-        data = b"\x12" + b"\x80\x80\x04" + bytes(1 << 16)
-        reading = asyncio.create_task(decoded(messages.GetSessionRequest, data))
-        await asyncio.sleep(0)
-        is_going.set()
-        assert (await reading).job_id == "\0" * (1 << 16)
-
-    asyncio.run(run())
+    monkeypatch.setattr(decoding, "check_field_count", check)
+    data = b"\x12" + b"\x80\x80\x04" + bytes(1 << 16)
+    reading = asyncio.create_task(decoded(messages.GetSessionRequest, data))
+    await asyncio.sleep(0)
+    is_going.set()
+    assert (await reading).job_id == "\0" * (1 << 16)
 
 
 def test_a_push_is_split_within_limits() -> None:

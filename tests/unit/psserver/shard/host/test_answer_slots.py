@@ -26,35 +26,29 @@ def test_there_is_a_limit_on_all() -> None:
     assert slots.has_one("d")
 
 
-def test_who_waits_gets_one_that_is_given_back() -> None:
-    async def run() -> None:
-        slots = AnswerSlots(each_max=1)
-        assert await slots.is_free("a", 0)
+async def test_who_waits_gets_one_that_is_given_back() -> None:
+    slots = AnswerSlots(each_max=1)
+    assert await slots.is_free("a", 0)
+    with slots.taken("a"):
+        assert not await slots.is_free("a", 0)
+        waiting = asyncio.create_task(slots.is_free("a", TIMEOUT_S))
+        await asyncio.sleep(0)
+    assert await waiting
+
+
+async def test_of_two_that_wait_one_gets_it() -> None:
+    slots = AnswerSlots(each_max=1)
+    most = 0
+
+    async def answer() -> None:
+        nonlocal most
+        assert await slots.is_free("a", TIMEOUT_S)
         with slots.taken("a"):
-            assert not await slots.is_free("a", 0)
-            waiting = asyncio.create_task(slots.is_free("a", TIMEOUT_S))
+            most = max(most, slots.count("a"))
             await asyncio.sleep(0)
-        assert await waiting
 
-    asyncio.run(run())
-
-
-def test_of_two_that_wait_one_gets_it() -> None:
-    async def run() -> None:
-        slots = AnswerSlots(each_max=1)
-        most = 0
-
-        async def answer() -> None:
-            nonlocal most
-            assert await slots.is_free("a", TIMEOUT_S)
-            with slots.taken("a"):
-                most = max(most, slots.count("a"))
-                await asyncio.sleep(0)
-
-        await asyncio.gather(*(answer() for _ in range(5)))
-        assert most == 1
-
-    asyncio.run(run())
+    await asyncio.gather(*(answer() for _ in range(5)))
+    assert most == 1
 
 
 def test_one_is_given_back_by_an_answer_that_fails() -> None:

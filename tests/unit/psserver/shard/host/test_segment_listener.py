@@ -5,7 +5,8 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -20,21 +21,17 @@ from pswire.shared_memory.segments import SegmentError, boot_id
 pytestmark = pytest.mark.skipif(not boot_id(), reason="Linux only")
 
 TIMEOUT_S = 5.0
-Test = Callable[[SharedSegments], Coroutine[None, None, None]]
 
 
-def listening(test: Test) -> None:
-    """Runs a test beside a listener."""
-
-    async def run() -> None:
-        segments = SharedSegments(HostedMembers(), is_wanted=True)
-        listener = SegmentListener(segments, lambda: None)
-        try:
-            await asyncio.wait_for(test(segments), TIMEOUT_S)
-        finally:
-            listener.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def listening() -> AsyncIterator[SharedSegments]:
+    segments = SharedSegments(HostedMembers(), is_wanted=True)
+    listener = SegmentListener(segments, lambda: None)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield segments
+    finally:
+        listener.close()
 
 
 def connected(segments: SharedSegments) -> socket.socket:
@@ -52,14 +49,15 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def test_another_user_takes_no_place(
+async def test_another_user_takes_no_place(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is told so and closed as it is accepted; the log has a few lines of many."""
     mine = os.geteuid()
     monkeypatch.setattr("os.geteuid", lambda: mine + 1)
 
-    async def test(segments: SharedSegments) -> None:
+    caplog.set_level(logging.WARNING, "psserver.shard")
+    async with listening() as segments:
         before = descriptor_count()
         for _ in range(3 * REFUSAL_LINES_MAX):
             with connected(segments) as peer:
@@ -73,13 +71,10 @@ def test_another_user_takes_no_place(
                     Answer.receive(peer)
                 assert peer.recv(1) == b""  # closed, without a packet of its own
         assert descriptor_count() == before
-
-    with caplog.at_level(logging.WARNING, "psserver.shard"):
-        listening(test)
     assert len(caplog.records) == REFUSAL_LINES_MAX
 
 
-def test_without_descriptors_the_loop_is_not_kept_busy(
+async def test_without_descriptors_the_loop_is_not_kept_busy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Who connects meanwhile is accepted when there are some again."""
@@ -97,16 +92,16 @@ def test_without_descriptors_the_loop_is_not_kept_busy(
 
     monkeypatch.setattr(socket.socket, "accept", accepting)
 
-    async def test(segments: SharedSegments) -> None:
+    async with listening() as segments:
         with connected(segments):
             await until(lambda: len(tries) == 3)
-
-    listening(test)
     first, second, third = tries
     assert min(second - first, third - second) >= 0.04
 
 
-def test_connections_at_a_time_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_at_a_time_are_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One more waits until one of them is closed."""
     monkeypatch.setattr(segment_listener, "_HANDOVER_COUNT_MAX", 2)
     tries: list[None] = []
@@ -118,7 +113,7 @@ def test_connections_at_a_time_are_limited(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(socket.socket, "accept", accepting)
 
-    async def test(segments: SharedSegments) -> None:
+    async with listening() as segments:
         peers = [connected(segments) for _ in range(4)]
         await until(lambda: len(tries) == 2)
         for _ in range(10):
@@ -128,5 +123,3 @@ def test_connections_at_a_time_are_limited(monkeypatch: pytest.MonkeyPatch) -> N
         await until(lambda: len(tries) == 3)
         for peer in peers:
             peer.close()
-
-    listening(test)
