@@ -16,7 +16,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from typing_extensions import override
 
 from pswire.addresses import Address
-from pswire.metric_rows import Kind, Metric, Rows
+from pswire.metric_rows import Metric, Rows
 from psworker.backends.backend import Backend
 from psworker.work_log import KINDS
 
@@ -31,32 +31,25 @@ REQUEST_S: Final = 10.0
 WORKER: Final[tuple[Metric[Backend], ...]] = (
     Metric(
         "ps_worker_info",
-        Kind.GAUGE,
         "Always 1; its label is the worker's id.",
         lambda b: [((b.place.worker_id,), 1)],
         ("worker",),
     ),
     Metric(
-        "ps_worker_clocks",
-        Kind.GAUGE,
-        "Clocks that it has completed.",
-        lambda b: b.place.clock,
+        "ps_worker_clocks", "Clocks that it has completed.", lambda b: b.place.clock
     ),
     Metric(
         "ps_worker_steps_total",
-        Kind.COUNTER,
         "Steps of its optimizers.",
         lambda b: b.work.step_count,
     ),
     Metric(
         "ps_worker_samples_total",
-        Kind.COUNTER,
         "Samples behind these, as far as they are counted.",
         lambda b: b.work.sample_count,
     ),
     Metric(
         "ps_worker_seconds_total",
-        Kind.COUNTER,
         "What its script has done for how long: `compute`, `load` data, `send`, `wait` "
         "for answers, or `idle` while it waits for others to compute.",
         lambda b: [
@@ -66,19 +59,16 @@ WORKER: Final[tuple[Metric[Backend], ...]] = (
     ),
     Metric(
         "ps_worker_sent_bytes_total",
-        Kind.COUNTER,
         "Bytes of its messages to shards.",
         lambda b: b.traffic.sent_bytes,
     ),
     Metric(
         "ps_worker_received_bytes_total",
-        Kind.COUNTER,
         "Bytes of those from shards.",
         lambda b: b.traffic.received_bytes,
     ),
     Metric(
         "ps_worker_logged",
-        Kind.GAUGE,
         "What its script has logged last by `ps.log(loss=...)`.",
         lambda b: [((name,), value) for name, value in b.work.logged.items()],
         ("name",),

@@ -40,18 +40,25 @@ class Metric(Generic[Source]):
 
     Attributes:
         name: In Prometheus.
-        kind: What may become of its values.
         help: One sentence.
         read: Finds its value; None for one that isn't known now. One with labels finds
             pairs of their values and its own, a histogram counts by number.
         labels: Their names.
+        is_histogram: Whether it is one.
     """
 
     name: str
-    kind: Kind
     help: str
     read: Callable[[Source], Any]
     labels: tuple[str, ...] = ()
+    is_histogram: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """What may become of its values, which its name says."""
+        if self.is_histogram:
+            return Kind.HISTOGRAM
+        return Kind.COUNTER if self.name.endswith("_total") else Kind.GAUGE
 
     def family(self, source: Source) -> Family:
         """Its values, as Prometheus' client takes them."""

@@ -28,7 +28,7 @@ from psserver.edge.open_calls import OpenCalls
 from psserver.edge.shared_answer import SharedAnswer
 from pswire.membership import Mode, WorkerState
 from pswire.membership_codec import known
-from pswire.metric_rows import Kind, Labelled, Metric
+from pswire.metric_rows import Labelled, Metric
 from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason
 from pswire.status_document import foremost_clock, phase_name
@@ -119,26 +119,18 @@ _REFUSALS: Final = (
 PROCESS: Final[tuple[Metric[Process], ...]] = (
     Metric(
         "ps_build_info",
-        Kind.GAUGE,
         "Always 1; its labels say what runs.",
         lambda p: [((p.role, version("paramserver")), 1)],
         ("role", "version"),
     ),
     Metric(
         "ps_ready",
-        Kind.GAUGE,
         "1 where `/readyz` answers 200, else 0.",
         lambda p: p.admin and not p.admin.unready_reason,
     ),
-    Metric(
-        "ps_calls_open",
-        Kind.GAUGE,
-        "gRPC calls under way.",
-        lambda p: p.calls.count,
-    ),
+    Metric("ps_calls_open", "gRPC calls under way.", lambda p: p.calls.count),
     Metric(
         "ps_calls_refused_total",
-        Kind.COUNTER,
         "gRPC calls that were not let in: `busy` and `limit_exceeded` by a limit, "
         "`unauthenticated` and `permission_denied` by what they showed.",
         lambda p: p.refused_calls,
@@ -146,7 +138,6 @@ PROCESS: Final[tuple[Metric[Process], ...]] = (
     ),
     Metric(
         "ps_connections_ended_total",
-        Kind.COUNTER,
         "gRPC connections that were ended: `unread` answers, `surplus` of one machine, "
         "or `idle` in a process without room.",
         lambda p: [((reason,), n) for reason, n in sorted(p.calls.ended.items())],
@@ -154,13 +145,11 @@ PROCESS: Final[tuple[Metric[Process], ...]] = (
     ),
     Metric(
         "ps_admin_connections",
-        Kind.GAUGE,
         "Connections to the admin port.",
         lambda p: p.admin and p.admin.connection_count,
     ),
     Metric(
         "ps_admin_connections_refused_total",
-        Kind.COUNTER,
         "Connections to the admin port that were ended for want of room.",
         lambda p: p.admin and p.admin.refused_count,
     ),
@@ -291,28 +280,24 @@ _PHASES: Final = ("waiting", "seeding", "running", "finished", "failed")
 JOB: Final[tuple[Metric[JobReadings], ...]] = (
     Metric(
         "ps_job_info",
-        Kind.GAUGE,
         "Always 1; its label is the job's id.",
         lambda j: [((j.status.settings.job_id,), 1)],
         ("job_id",),
     ),
     Metric(
         "ps_job_phase",
-        Kind.GAUGE,
         "1 for the phase that the job is in.",
         lambda j: _one_of(_PHASES, phase_name(j.status.phase)),
         ("phase",),
     ),
     Metric(
         "ps_job_mode",
-        Kind.GAUGE,
         "1 for the mode that the job is in.",
         lambda j: _one_of(Mode.labels(), known(Mode, j.status.mode).label),
         ("mode",),
     ),
     Metric(
         "ps_job_cause",
-        Kind.GAUGE,
         "1 for what the job does or, if it is slow or waits, why: the word of the "
         "diagnosis.",
         lambda j: _one_of(j.causes, j.status.diagnosis.cause),
@@ -320,52 +305,44 @@ JOB: Final[tuple[Metric[JobReadings], ...]] = (
     ),
     Metric(
         "ps_job_generation",
-        Kind.GAUGE,
         "Grows when workers join or leave, or the mode changes.",
         lambda j: j.status.generation,
     ),
     Metric(
         "ps_job_steps",
-        Kind.GAUGE,
         "Steps of all workers that every shard has applied; less after a return to a "
         "checkpoint.",
         lambda j: j.version,
     ),
     Metric(
         "ps_job_clock",
-        Kind.GAUGE,
         "Largest clock that all members have completed.",
         lambda j: min((each.frontier for each in j.status.shards), default=None),
     ),
     Metric(
         "ps_job_steps_per_second",
-        Kind.GAUGE,
         "Steps of all workers lately.",
         lambda j: _optional(j.status, "steps_per_s"),
     ),
     Metric(
         "ps_job_samples_total",
-        Kind.COUNTER,
         "Samples behind the steps that workers have reported, as far as they are "
         "counted.",
         lambda j: j.sample_count,
     ),
     Metric(
         "ps_job_samples_per_second",
-        Kind.GAUGE,
         "Samples of all workers lately.",
         lambda j: _optional(j.status, "samples_per_s"),
     ),
     Metric(
         "ps_job_logged",
-        Kind.GAUGE,
         "What scripts have logged last by `ps.log(loss=...)`, a mean over the workers.",
         lambda j: [((each.name,), each.value) for each in j.status.metrics],
         ("name",),
     ),
     Metric(
         "ps_job_encoded_bytes",
-        Kind.GAUGE,
         "Bytes of gradients (`to_shards`) and values (`to_workers`) that the members "
         "have sent and received, by encoding.",
         _encoded,
@@ -373,13 +350,11 @@ JOB: Final[tuple[Metric[JobReadings], ...]] = (
     ),
     Metric(
         "ps_job_evictions_total",
-        Kind.COUNTER,
         "Workers that were evicted or replaced.",
         lambda j: j.status.evicted_count,
     ),
     Metric(
         "ps_job_workers",
-        Kind.GAUGE,
         "Workers in each state.",
         lambda j: [
             ((state.value,), sum(each.state == state for each in j.status.workers))
@@ -389,62 +364,53 @@ JOB: Final[tuple[Metric[JobReadings], ...]] = (
     ),
     Metric(
         "ps_job_positions",
-        Kind.GAUGE,
         "Data of the newest epoch: how many positions had which fate.",
         _positions,
         ("fate",),
     ),
     Metric(
         "ps_job_privacy_epsilon",
-        Kind.GAUGE,
         "The epsilon that is spent; only of a job with differential privacy.",
         lambda j: j.status.privacy.epsilon if j.status.HasField("privacy") else None,
     ),
     Metric(
         "ps_worker_clock",
-        Kind.GAUGE,
         "Clocks that a member has completed.",
         lambda j: j.of_members(lambda w: w.clock),
         ("worker",),
     ),
     Metric(
         "ps_worker_lag_clocks",
-        Kind.GAUGE,
         "Clocks that a member is behind the fastest one.",
         _lags,
         ("worker",),
     ),
     Metric(
         "ps_worker_lease_age_seconds",
-        Kind.GAUGE,
         "Time since a member's last sign of life; 0 while its connection is open.",
         lambda j: j.of_members(lambda w: w.silent_ms / 1000),
         ("worker",),
     ),
     Metric(
         "ps_worker_in_step_seconds",
-        Kind.GAUGE,
         "For how long a member has been in its step.",
         lambda j: j.of_members(lambda w: None if w.step_ms < 0 else w.step_ms / 1000),
         ("worker",),
     ),
     Metric(
         "ps_worker_awaited",
-        Kind.GAUGE,
         "1 for a member that a shard waits for, else 0.",
         _awaited,
         ("worker",),
     ),
     Metric(
         "ps_worker_steps",
-        Kind.GAUGE,
         "Steps of a member's optimizers since it joined.",
         lambda j: j.of_work(lambda w: w.step_count),
         ("worker",),
     ),
     Metric(
         "ps_worker_step_part_seconds",
-        Kind.GAUGE,
         "What a step of a member takes lately: `compute`, `load` data, `send`, `wait` "
         "for answers, and of that `peer_wait` for the pushes of others.",
         _step_parts,
@@ -452,28 +418,24 @@ JOB: Final[tuple[Metric[JobReadings], ...]] = (
     ),
     Metric(
         "ps_worker_sent_bytes",
-        Kind.GAUGE,
         "Bytes of a member's messages to shards since it joined.",
         lambda j: j.of_work(lambda w: w.traffic.sent_bytes),
         ("worker",),
     ),
     Metric(
         "ps_worker_received_bytes",
-        Kind.GAUGE,
         "Bytes of those from shards.",
         lambda j: j.of_work(lambda w: w.traffic.received_bytes),
         ("worker",),
     ),
     Metric(
         "ps_worker_resident_memory_bytes",
-        Kind.GAUGE,
         "Memory of a member's process.",
         lambda j: j.of_work(lambda w: w.resident_bytes or None),
         ("worker",),
     ),
     Metric(
         "ps_worker_gradients",
-        Kind.GAUGE,
         "Gradients of a member that did not count as they were sent: `bad`, `clipped`, "
         "or `left_out` by the rule of aggregation.",
         _gradients,
@@ -481,14 +443,12 @@ JOB: Final[tuple[Metric[JobReadings], ...]] = (
     ),
     Metric(
         "ps_shard_up",
-        Kind.GAUGE,
         "1 for a shard whose connection to the coordinator is open, else 0.",
         lambda j: j.of_shards(lambda s: s.state == "ready"),
         ("shard",),
     ),
     Metric(
         "ps_shard_silence_seconds",
-        Kind.GAUGE,
         "Time since a shard's last sign of life; 0 while its connection is open.",
         lambda j: j.of_shards(
             lambda s: None if s.silent_ms < 0 else s.silent_ms / 1000
@@ -497,55 +457,46 @@ JOB: Final[tuple[Metric[JobReadings], ...]] = (
     ),
     Metric(
         "ps_snapshot_version",
-        Kind.GAUGE,
         "Version of the newest snapshot, if there is one.",
         lambda j: None if j.status.snapshot_version < 0 else j.status.snapshot_version,
     ),
     Metric(
         "ps_checkpoint_age_seconds",
-        Kind.GAUGE,
         "Time since the newest checkpoint was complete.",
         lambda j: (found := j.newest_checkpoint) and found.age_ms / 1000,
     ),
     Metric(
         "ps_checkpoint_version",
-        Kind.GAUGE,
         "Steps of all workers that are in the newest checkpoint.",
         lambda j: (found := j.newest_checkpoint) and found.version,
     ),
     Metric(
         "ps_checkpoint_bytes",
-        Kind.GAUGE,
         "Size of the newest checkpoint.",
         lambda j: (found := j.newest_checkpoint) and found.byte_count,
     ),
     Metric(
         "ps_checkpoint_duration_seconds",
-        Kind.GAUGE,
         "What the last checkpoint took, from its cut until it was complete.",
         lambda j: None if j.checkpoint_ms is None else j.checkpoint_ms / 1000,
     ),
     Metric(
         "ps_checkpoints_total",
-        Kind.COUNTER,
         "Checkpoints that were completed.",
         lambda j: j.checkpoint_count,
     ),
     Metric(
         "ps_checkpoint_failures_total",
-        Kind.COUNTER,
         "Tries to make a checkpoint that have failed.",
         lambda j: j.checkpoint_failure_count,
     ),
     Metric(
         "ps_checkpoint_failing",
-        Kind.GAUGE,
         "1 where the last try to make a checkpoint has failed, or takes too long.",
         lambda j: bool(j.status.checkpoints.failure),
     ),
     Metric(
         "ps_state_written",
-        Kind.GAUGE,
         "1 where the disk takes changes of the coordinator's state, else 0.",
         lambda j: j.is_state_written,
     ),
@@ -582,27 +533,23 @@ class ShardReadings:
 SHARD: Final[tuple[Metric[ShardReadings], ...]] = (
     Metric(
         "ps_shard_info",
-        Kind.GAUGE,
         "Always 1; its labels say which shard of which job this is.",
         lambda s: [((s.report.job_id, s.report.shard_index), 1)],
         ("job_id", "shard"),
     ),
     Metric(
         "ps_shard_steps",
-        Kind.GAUGE,
         "Steps of all workers that it has applied; less after a return to a "
         "checkpoint.",
         lambda s: s.report.version,
     ),
     Metric(
         "ps_shard_clock",
-        Kind.GAUGE,
         "Highest clock that is complete.",
         lambda s: s.report.applied_clock,
     ),
     Metric(
         "ps_shard_pushes_total",
-        Kind.COUNTER,
         "Pushes that are done: `applied`, `skipped` since their gradient or its clock "
         "is not finite, or `dropped` as late ones.",
         lambda s: [((o.label,), n) for o, n in sorted(s.outcomes.items())],
@@ -610,38 +557,33 @@ SHARD: Final[tuple[Metric[ShardReadings], ...]] = (
     ),
     Metric(
         "ps_shard_duplicates_total",
-        Kind.COUNTER,
         "Pushes that were sent again and were done already.",
         lambda s: s.report.duplicate_count,
     ),
     Metric(
         "ps_shard_torn_steps_total",
-        Kind.COUNTER,
         "Steps of evicted workers of which a part was applied.",
         lambda s: s.report.torn_step_count,
     ),
     Metric(
         "ps_shard_queued_pushes",
-        Kind.GAUGE,
         "Pushes that have begun to arrive and are not done.",
         lambda s: s.report.queued_push_count,
     ),
     Metric(
         "ps_shard_apply_seconds_total",
-        Kind.COUNTER,
         "Time that its threads have applied updates for, all together.",
         lambda s: s.report.apply_s,
     ),
     Metric(
         "ps_shard_staleness",
-        Kind.HISTOGRAM,
         "Updates between the values that a gradient comes from and its push. Counted "
         "in SSP and ASP, from 63 on as 63.",
         lambda s: s.report.staleness_counts,
+        is_histogram=True,
     ),
     Metric(
         "ps_shard_waiting_seconds",
-        Kind.GAUGE,
         "For how long its next clock has waited, when that is long: for `members`, the "
         "`coordinator`, or something `else`.",
         lambda s: s.waited_s,
@@ -649,7 +591,6 @@ SHARD: Final[tuple[Metric[ShardReadings], ...]] = (
     ),
     Metric(
         "ps_shard_awaited_seconds",
-        Kind.GAUGE,
         "Of a member that is waited for now, for how long it has been in its step.",
         lambda s: [
             ((each.name,), max(0, each.step_ms) / 1000)
@@ -659,7 +600,6 @@ SHARD: Final[tuple[Metric[ShardReadings], ...]] = (
     ),
     Metric(
         "ps_shard_member_waited_seconds",
-        Kind.GAUGE,
         "For how long pushes of a member were here and waited for others, since it "
         "joined: least for the one that holds the others up.",
         lambda s: [((w.worker.worker_id,), w.waited_s) for w in s.report.waits],
@@ -667,37 +607,27 @@ SHARD: Final[tuple[Metric[ShardReadings], ...]] = (
     ),
     Metric(
         "ps_shard_received_bytes_total",
-        Kind.COUNTER,
         "Bytes of the messages of its data plane that it was sent.",
         lambda s: s.report.received_bytes,
     ),
     Metric(
         "ps_shard_sent_bytes_total",
-        Kind.COUNTER,
         "Bytes of those that it has sent.",
         lambda s: s.report.sent_bytes,
     ),
     Metric(
         "ps_shard_parameter_bytes",
-        Kind.GAUGE,
         "Bytes of parameters that it holds.",
         lambda s: s.report.parameter_bytes,
     ),
     Metric(
         "ps_shard_optimizer_bytes",
-        Kind.GAUGE,
         "Bytes of optimizer state that it holds.",
         lambda s: s.report.optimizer_bytes,
     ),
-    Metric(
-        "ps_shard_chunks",
-        Kind.GAUGE,
-        "Chunks that it holds.",
-        lambda s: s.report.chunk_count,
-    ),
+    Metric("ps_shard_chunks", "Chunks that it holds.", lambda s: s.report.chunk_count),
     Metric(
         "ps_shard_sharing_members",
-        Kind.GAUGE,
         "Members whose tensors go through memory that it shares with them.",
         lambda s: len(s.report.sharing),
     ),

@@ -84,7 +84,6 @@ def test_the_page_lists_the_same_metrics() -> None:
 @pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
 def test_names_are_as_prometheus_wants_them(metric: Metric[Any]) -> None:
     assert re.fullmatch(r"ps(_[a-z]+)+", metric.name)
-    assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
     assert not re.search(r"_(ms|mib|kib|count)$", metric.name), "base units"
     assert metric.help.endswith(".")
     assert "worker" not in metric.labels or metric.kind is Kind.GAUGE
