@@ -17,10 +17,11 @@ from pswire.membership import (
     Record,
     WorkerKey,
 )
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import ErrorReason
 from tests.doubles.core_values import TERMS, key
 from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore
 from tests.doubles.driven_modes import SETTINGS, ask, far_apart, running
+from tests.refusals import refused
 
 
 def place_of(record: Record, name: str) -> tuple[int, int]:
@@ -38,18 +39,16 @@ def lasts_of(record: Record) -> dict[WorkerKey, int]:
 
 def test_there_is_no_mode_to_change_before_the_start() -> None:
     job = DrivenCoordinator()
-    with pytest.raises(Refusal, match="waits for shard 0") as caught:
+    with refused(ErrorReason.NOT_STARTED, "waits for shard 0"):
         ask(job, Mode.ASP)
-    assert caught.value.reason is ErrorReason.NOT_STARTED
     assert not job.core.mode_is(ModeTerms(Mode.BSP, 0))
 
 
 @pytest.mark.parametrize("bound", [-1, STALENESS_BOUND_MAX + 1])
 def test_a_bound_that_is_out_of_range_is_refused(bound: int) -> None:
     job = running("a")
-    with pytest.raises(Refusal, match=f"bound {bound} is not in 0 to") as caught:
+    with refused(ErrorReason.MALFORMED_MESSAGE, f"bound {bound} is not in 0 to"):
         ask(job, Mode.SSP, bound)
-    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
     assert job.fence_kinds() == []
 
 

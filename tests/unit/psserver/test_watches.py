@@ -30,6 +30,7 @@ from pswire.schema_codec import optimizer_to_message, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, TERMS
+from tests.refusals import refused
 
 if TYPE_CHECKING:
     from psserver.edge.guard import Context
@@ -170,12 +171,10 @@ async def test_a_start_that_is_over_is_not_watched(host: CoordinatorHost) -> Non
     entry = host.register_worker(process_id="p", worker_id="a", address="host:9")
     await host.leave(entry, 0, DataReport())
 
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.WORKER_INCARNATION_STALE):
         await anext(watch_worker(host))
-    assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.WORKER_INCARNATION_STALE):
         await anext(watch_worker(host, incarnation=2))
-    assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
 
 
 async def test_the_watch_of_a_worker_that_leaves_ends_in_order(
@@ -226,9 +225,8 @@ async def test_who_has_outlived_an_earlier_job_is_refused_by_its_name(
         anext(workers.watch_worker(messages.WatchWorkerRequest(**own), NO_CONTEXT)),
     ]
     for call in calls:
-        with pytest.raises(Refusal, match="'older', this is job 'job'") as caught:
+        with refused(ErrorReason.JOB_UNKNOWN, "'older', this is job 'job'"):
             await call
-        assert caught.value.reason is ErrorReason.JOB_UNKNOWN
 
 
 @pytest.mark.parametrize("process_id", ["", "stranger"])
@@ -250,9 +248,10 @@ async def test_who_is_not_the_process_of_a_shard_neither_watches_nor_reports_as_
         shards.report_progress(messages.ReportProgressRequest(**forged), NO_CONTEXT),
     ]
     for call in calls:
-        with pytest.raises(Refusal, match="another process than the caller") as caught:
+        with refused(
+            ErrorReason.SHARD_INCARNATION_STALE, "another process than the caller"
+        ):
             await call
-        assert caught.value.reason is ErrorReason.SHARD_INCARNATION_STALE
 
     join(host)  # and the shard hears of all that follows
     assert (await anext(watch)).view.HasField("schema")
@@ -285,9 +284,11 @@ async def test_who_is_not_the_process_of_a_worker_neither_watches_nor_leaves_as_
         workers.report_work(messages.ReportWorkRequest(**forged), NO_CONTEXT),
     ]
     for call in calls:
-        with pytest.raises(Refusal, match="another process than the caller") as caught:
+        with refused(
+            ErrorReason.WORKER_INCARNATION_STALE,
+            match="another process than the caller",
+        ):
             await asyncio.wait_for(call, 5)
-        assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
     assert entry.state is state
     assert entry.broken_ms is None
 
@@ -344,11 +345,10 @@ async def test_a_report_of_work_that_makes_no_sense_changes_nothing(
         "process_id": "p",
     }
     workers = WorkerControl(host)
-    with pytest.raises(Refusal) as caught:
+    with refused(reason):
         await workers.report_work(
             messages.ReportWorkRequest(**own, **fields), NO_CONTEXT
         )
-    assert caught.value.reason is reason
     assert entry.work.newest is None
     good = messages.ReportWorkRequest(
         **own, step_count=3, activity=messages.Activity.ValueType(99)
@@ -443,9 +443,8 @@ async def test_what_is_no_name_of_a_signal_is_not_written_into_the_log(
     leave = messages.LeaveRequest(
         job_id=host.core.settings.job_id, worker=worker, signal=name, process_id="p"
     )
-    with pytest.raises(Refusal, match="signal is no signal's name") as caught:
+    with refused(ErrorReason.MALFORMED_MESSAGE, "signal is no signal's name"):
         await WorkerControl(host).leave(leave, NO_CONTEXT)
-    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
 
 
 async def test_a_worker_joins_by_one_call_at_a_time(host: CoordinatorHost) -> None:
@@ -468,9 +467,8 @@ async def test_a_worker_joins_by_one_call_at_a_time(host: CoordinatorHost) -> No
     with pytest.raises(Refusal):  # it has no model
         await worker.join(stream_of(request), NO_CONTEXT)
 
-    with pytest.raises(Refusal, match="a newer call") as caught:
+    with refused(ErrorReason.DRAINING, "a newer call"):
         await asyncio.wait_for(older, 5)
-    assert caught.value.reason is ErrorReason.DRAINING
 
 
 def join_request(host: CoordinatorHost, name: str) -> messages.JoinRequest:

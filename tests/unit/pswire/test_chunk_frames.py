@@ -9,6 +9,7 @@ from pswire.limits import CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import parameter_service_pb2 as service_pb2
 from pswire.v1 import push_pb2
+from tests.refusals import refused
 
 
 def chunk_of(message: bytes) -> frames.ChunkFrame:
@@ -120,9 +121,8 @@ def test_the_digest_covers_the_row_indices() -> None:
     chunk_of(bytes(message)).verify()
     message[message.index(b"row")] ^= 1
 
-    with pytest.raises(Refusal, match="the 10 bytes of chunk 7 have") as caught:
+    with refused(ErrorReason.CHUNK_DIGEST_MISMATCH, "the 10 bytes of chunk 7 have"):
         chunk_of(bytes(message)).verify()
-    assert caught.value.reason is ErrorReason.CHUNK_DIGEST_MISMATCH
 
 
 def test_a_raw_chunk_has_no_row_indices() -> None:
@@ -140,9 +140,8 @@ def test_rows_are_refused_where_values_are_meant() -> None:
         3, index=7, presence=b"\1", data=b"x", encoding=frames.ENCODING_SPARSE_ROWS
     )
 
-    with pytest.raises(Refusal, match="chunk 7 comes as sparse rows") as caught:
+    with refused(ErrorReason.CHUNK_INVALID, "chunk 7 comes as sparse rows"):
         chunk_of(message).check_whole()
-    assert caught.value.reason is ErrorReason.CHUNK_INVALID
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import PART_BYTES, MergedModel, cut_model
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import schema_pb2
+from tests.refusals import refused
 
 
 def join_of(tensor_count: int, name_length: int) -> pb.JoinRequest:
@@ -73,10 +74,9 @@ def bytes_of(message: pb.RequestSnapshotResponse) -> bytes:
 def test_a_description_above_the_limit_is_refused_before_it_is_sent() -> None:
     whole = join_of(70_000, 1000)
 
-    with pytest.raises(Refusal, match="limit is 64 MiB") as refused:
+    with refused(ErrorReason.LIMIT_EXCEEDED, "limit is 64 MiB"):
         next(cut_model(whole))
 
-    assert refused.value.reason is ErrorReason.LIMIT_EXCEEDED
     assert len(whole.schema.entries) == 70_000
 
 
@@ -86,10 +86,9 @@ def test_parts_above_the_limit_are_refused_as_they_come() -> None:
     for _ in range(MODEL_BYTES_MAX // part.ByteSize() - 1):
         gathered.add(part)
 
-    with pytest.raises(Refusal, match="limit is 64 MiB") as refused:
+    with refused(ErrorReason.LIMIT_EXCEEDED, "limit is 64 MiB"):
         gathered.add(part)
 
-    assert refused.value.reason is ErrorReason.LIMIT_EXCEEDED
     assert gathered.message.ByteSize() <= MODEL_BYTES_MAX
 
 
@@ -127,7 +126,5 @@ def test_what_is_much_larger_in_memory_is_counted(part: pb.JoinRequest) -> None:
     for _ in range(2):
         gathered.add(part)
 
-    with pytest.raises(Refusal, match="the limit is 65536") as caught:
+    with refused(ErrorReason.LIMIT_EXCEEDED, "the limit is 65536"):
         gathered.add(part)
-
-    assert caught.value.reason is ErrorReason.LIMIT_EXCEEDED

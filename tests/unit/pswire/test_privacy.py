@@ -9,10 +9,11 @@ import pytest
 from pswire.job_terms import JobTerms
 from pswire.job_terms_codec import dump_terms, load_terms
 from pswire.privacy import PARTICIPATION_COUNT_MAX, Privacy
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import ErrorReason
 from pswire.schema_codec import read_terms, terms_fields
 from pswire.v1 import coordinator_service_pb2 as pb
 from tests.doubles.core_values import TERMS
+from tests.refusals import refused
 
 PRIVACY = Privacy(1.5, 0.1, 1e-5, (2.0, 3.0, 3.5))
 
@@ -55,9 +56,8 @@ def test_it_goes_over_the_wire_and_into_files() -> None:
 )
 def test_what_is_none_is_refused(changes: dict[str, Any]) -> None:
     terms = replace(TERMS, privacy=replace(PRIVACY, **changes))
-    with pytest.raises(Refusal, match="is no differential privacy") as caught:
+    with refused(ErrorReason.MALFORMED_MESSAGE, "is no differential privacy"):
         read_terms(pb.JoinRequest(**terms_fields(terms)))
-    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
 
 
 def test_figures_of_two_machines_may_differ_in_their_last_bits() -> None:

@@ -7,8 +7,9 @@ import pytest
 from psserver.edge.descriptors import fitted
 from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from pswire.limits import ENTRY_COUNT_MAX
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import ErrorReason
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
+from tests.refusals import refused
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "limits.md"
 
@@ -68,9 +69,8 @@ def test_models_of_3_gib_and_of_200_000_tensors_fit_in_the_defaults() -> None:
     ],
 )
 def test_a_larger_model_is_refused_with_both_numbers(limits: Limits, said: str) -> None:
-    with pytest.raises(Refusal, match=said) as caught:
+    with refused(ErrorReason.LIMIT_EXCEEDED, said):
         limits.check_model(model((4,), (4,)))
-    assert caught.value.reason is ErrorReason.LIMIT_EXCEEDED
 
 
 def test_one_machine_leaves_half_of_few_descriptors_to_others() -> None:

@@ -17,7 +17,7 @@ from pswire.frames import (
     split_fields,
 )
 from pswire.placement import Placement, place
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import ErrorReason
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
 from pswire.shared_memory.layout import GradientLayout, SegmentKind, SharedRun
 from pswire.shared_memory.segments import MemorySegment, boot_id
@@ -25,6 +25,7 @@ from pswire.torch_types import buffer_of
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import CheckedChunk, ValueStore
 from psworker.transport.shard_segments import ShardSegments
+from tests.refusals import refused
 
 pytestmark = pytest.mark.skipif(not boot_id(), reason="Linux only")
 
@@ -162,10 +163,9 @@ def test_a_message_about_other_memory_is_refused(
         index=index, presence=b"\x03", digest=0, shared=SharedRun(number, length)
     )
 
-    with pytest.raises(Refusal, match=text) as caught:
+    with refused(reason, text):
         side.segments.write(frame_of(message), side.store, side.fetch)
 
-    assert caught.value.reason is reason
     assert float(side.tensors[0][0]) == 0.0
 
 

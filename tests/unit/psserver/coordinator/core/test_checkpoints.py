@@ -39,6 +39,7 @@ from pswire.membership import (
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import departure, key
 from tests.doubles.driven_coordinator import DrivenCoordinator
+from tests.refusals import refused
 
 PLACE = CheckpointPlace("/checkpoints", "step-000000000006")
 PART = FilePart("part", 100, "0" * 32)
@@ -160,9 +161,8 @@ def test_a_job_without_a_folder_makes_none() -> None:
 
 
 def test_before_the_start_there_is_nothing_to_save() -> None:
-    with pytest.raises(Refusal, match="no values yet") as caught:
+    with refused(ErrorReason.NOT_STARTED, "no values yet"):
         want(DrivenCoordinator(settings=SETTINGS))
-    assert caught.value.reason is ErrorReason.NOT_STARTED
 
 
 def test_wishes_share_one_and_those_that_come_during_it_the_next() -> None:
@@ -654,6 +654,5 @@ def test_who_has_left_registers_nothing() -> None:
     entry = job.core.roster.entry(key("a"))
     job.leave(entry, 3)
     job.report_all(applied=3)
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.WORKER_INCARNATION_STALE):
         job.core.take_state(entry, 0, b"state", job.now_ms)
-    assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE

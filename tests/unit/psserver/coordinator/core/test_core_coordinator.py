@@ -16,6 +16,7 @@ from pswire.membership import FenceKind, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
+from tests.refusals import refused
 
 
 def state_of(entry: WorkerEntry) -> WorkerState:
@@ -220,9 +221,8 @@ def test_one_that_has_left_can_not_come_back_under_the_same_start() -> None:
     job.report_all(applied=3)
 
     for act in (job.join, job.watch):
-        with pytest.raises(Refusal) as caught:
+        with refused(ErrorReason.WORKER_INCARNATION_STALE):
             act(entry)
-        assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
     again = job.add_worker("b", process_id="another")
     assert again.worker == key("b/2")
 
@@ -344,18 +344,16 @@ def test_a_suspect_that_does_not_come_back_is_evicted() -> None:
     job.report_all()
     assert state_of(entry) is WorkerState.EVICTED
     assert job.core.progress.evicted_count == 1
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.WORKER_INCARNATION_STALE):
         job.core.roster.entry(key("b"))
-    assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
 
 
 def test_a_worker_that_never_opens_its_watch_gives_its_id_back() -> None:
     job = DrivenCoordinator(lease_ttl_ms=10_000)
     job.register("a")
     job.pass_time(9_999)
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.WORKER_ID_TAKEN):
         job.register("a", process_id="another")
-    assert caught.value.reason is ErrorReason.WORKER_ID_TAKEN
     job.pass_time(1)
     assert job.register("a", process_id="another").worker == key("a/2")
 
@@ -425,9 +423,8 @@ def test_a_lost_shard_ends_the_job_with_its_name() -> None:
         lambda: job.core.want_cut(0),
         lambda: job.core.register_shard(process_id="p", address="h:1", now_ms=0),
     ):
-        with pytest.raises(Refusal, match="shard 1 at host:1") as caught:
+        with refused(ErrorReason.SHARD_LOST, "shard 1 at host:1"):
             act()
-        assert caught.value.reason is ErrorReason.SHARD_LOST
 
 
 # Shards
@@ -443,9 +440,8 @@ def test_a_shard_that_asks_again_gets_the_same_place() -> None:
 def test_a_shard_too_many_is_refused_with_who_has_the_places() -> None:
     job = DrivenCoordinator()
     job.add_shards()
-    with pytest.raises(Refusal, match=r"2 shards and all are taken.*host:1") as caught:
+    with refused(ErrorReason.SHARD_UNKNOWN, r"2 shards and all are taken.*host:1"):
         job.core.register_shard(process_id="third", address="host:9", now_ms=0)
-    assert caught.value.reason is ErrorReason.SHARD_UNKNOWN
 
 
 def test_a_place_is_kept_for_a_shard_that_is_about_to_open_its_watch() -> None:
@@ -478,7 +474,6 @@ def test_a_call_of_another_start_of_a_shard_is_refused(
     index: int, incarnation: int, process_id: str, reason: ErrorReason
 ) -> None:
     job = DrivenCoordinator.running("a")
-    with pytest.raises(Refusal) as caught:
+    with refused(reason):
         job.core.shards.slot(index, incarnation, process_id)
-    assert caught.value.reason is reason
     assert job.core.shards.slot(1, 1, "shard-1").index == 1

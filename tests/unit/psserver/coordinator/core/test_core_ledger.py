@@ -10,8 +10,9 @@ from psserver.coordinator.core.data.ledger import DataLedger, carried_over
 from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.limits import ORDER_ORIGIN_BYTES_MAX
 from pswire.membership import WorkerKey
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import ErrorReason
 from tests.doubles.core_values import key
+from tests.refusals import refused
 
 A, B, C = key("a"), key("b"), key("c")
 
@@ -266,9 +267,8 @@ def test_a_job_has_so_many_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = DataLedger(7)
     for number in (0, 1):
         ledger.open_epoch(A, "loader", number, shape(4))
-    with pytest.raises(Refusal, match="more than the 2 that a job may open") as caught:
+    with refused(ErrorReason.LIMIT_EXCEEDED, "more than the 2 that a job may open"):
         ledger.open_epoch(A, "another", 0, shape(4))
-    assert caught.value.reason is ErrorReason.LIMIT_EXCEEDED
     assert len(ledger.epochs()) == 2
     assert ledger.participants("another") == frozenset()
     assert ledger.open_epoch(B, "loader", 1, shape(4)) == ledger.seed_of("loader", 1)
@@ -287,9 +287,8 @@ def test_what_an_order_is_drawn_from_is_bounded() -> None:
     largest = b"x" * ORDER_ORIGIN_BYTES_MAX
     assert ledger.open_epoch(A, "loader", 0, shape(4), origin=largest) == largest
     for number in (0, 1):
-        with pytest.raises(Refusal, match="16385 bytes, at most 16384") as caught:
+        with refused(ErrorReason.LIMIT_EXCEEDED, "16385 bytes, at most 16384"):
             ledger.open_epoch(B, "loader", number, shape(4), origin=largest + b"x")
-        assert caught.value.reason is ErrorReason.LIMIT_EXCEEDED
     assert len(ledger.epochs()) == 1
     assert ledger.participants("loader") == {A}
 
@@ -298,18 +297,16 @@ def test_what_an_order_is_drawn_from_is_bounded() -> None:
 def test_an_epoch_of_another_shape_is_refused(theirs: EpochShape) -> None:
     ledger = DataLedger(7)
     ledger.open_epoch(A, "loader", 0, shape(4))
-    with pytest.raises(Refusal, match="b/1 has") as caught:
+    with refused(ErrorReason.DATA_ORDER_MISMATCH, "b/1 has"):
         ledger.open_epoch(B, "loader", 0, theirs)
-    assert caught.value.reason is ErrorReason.DATA_ORDER_MISMATCH
     assert ledger.participants("loader") == {A}
 
 
 @pytest.mark.parametrize("theirs", [shape(-1), shape(4, 0)])
 def test_an_epoch_that_is_none_is_refused(theirs: EpochShape) -> None:
     ledger = DataLedger(7)
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.MALFORMED_MESSAGE):
         ledger.open_epoch(A, "loader", 0, theirs)
-    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
     assert ledger.epochs() == ()
 
 
@@ -318,15 +315,13 @@ def test_another_order_is_refused_with_whose_it_differs_from() -> None:
     ledger.open_epoch(A, "loader", 0, shape(4))
     ledger.register_order(A, "loader", 0, 11)
     ledger.register_order(B, "loader", 0, 11)
-    with pytest.raises(Refusal, match=r"c/1 draws .* than a/1") as caught:
+    with refused(ErrorReason.DATA_ORDER_MISMATCH, r"c/1 draws .* than a/1"):
         ledger.register_order(C, "loader", 0, 12)
-    assert caught.value.reason is ErrorReason.DATA_ORDER_MISMATCH
 
 
 def test_an_order_of_an_epoch_that_nobody_opened_is_refused() -> None:
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.NOT_STARTED):
         DataLedger(7).register_order(A, "loader", 0, 11)
-    assert caught.value.reason is ErrorReason.NOT_STARTED
 
 
 def test_opening_the_next_epoch_gives_back_what_is_left_of_the_one_before() -> None:

@@ -15,9 +15,10 @@ from pswire.membership import (
     StepAtomicity,
     WorkerState,
 )
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import ErrorReason
 from tests.doubles.core_values import TERMS, key
 from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore
+from tests.refusals import refused
 
 SETTINGS = CoordinatorSettings(job_id="job", shard_count=2)
 WAITING = replace(
@@ -245,9 +246,8 @@ def test_the_id_of_a_lost_worker_is_free_at_once() -> None:
         lambda: job.core.roster.entry(key("b")),
         lambda: job.core.check_present(old),
     ):
-        with pytest.raises(Refusal) as caught:
+        with refused(ErrorReason.WORKER_INCARNATION_STALE):
             act()
-        assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
 
 
 def test_a_lost_one_whose_replacement_gave_up_may_come_back() -> None:
@@ -269,9 +269,8 @@ def test_the_id_of_a_suspect_or_leaving_worker_is_refused_for_the_moment(
         job.leave(entry)
     else:
         job.core.worker_broken(entry, job.now_ms)
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.WORKER_ID_TAKEN):
         job.register("b", process_id="another")
-    assert caught.value.reason is ErrorReason.WORKER_ID_TAKEN
 
 
 def test_an_id_of_the_coordinators_choice_replaces_nobody() -> None:
@@ -457,9 +456,8 @@ def test_starts_that_are_over_are_forgotten() -> None:
     job.pass_time(1)
 
     assert job.core.roster.find(key("b")) is None
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.WORKER_INCARNATION_STALE):
         job.core.roster.entry(key("b"))
-    assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
     assert job.register("b", process_id="another").worker == key("b/2")
 
 

@@ -13,9 +13,10 @@ from psserver.coordinator.core.snapshots import (
 )
 from psserver.edge.cut_report import CutReport
 from pswire.membership import FenceKind
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import ErrorReason
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
+from tests.refusals import refused
 
 
 def want(job: DrivenCoordinator) -> int:
@@ -72,11 +73,8 @@ def test_a_snapshot_is_ready_when_every_shard_has_copied() -> None:
 
 def test_before_the_start_there_is_nothing_to_cut() -> None:
     job = DrivenCoordinator(workers_min=2)
-    with pytest.raises(
-        Refusal, match=r"waits for shard 0 .*, 2 more workers"
-    ) as caught:
+    with refused(ErrorReason.NOT_STARTED, r"waits for shard 0 .*, 2 more workers"):
         want(job)
-    assert caught.value.reason is ErrorReason.NOT_STARTED
 
 
 def test_a_cut_that_finds_nothing_new_gives_the_newest_snapshot_again() -> None:

@@ -30,6 +30,7 @@ from pswire.membership import FenceKind, Mode, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import TERMS, key, sgd
 from tests.doubles.driven_coordinator import DrivenCoordinator
+from tests.refusals import refused
 
 POINT: Final = StartPoint(
     place=CheckpointPlace("/checkpoints", "step-000000000024"),
@@ -127,9 +128,8 @@ def test_starts_are_numbered_above_all_that_may_live() -> None:
     assert names == [key("a/7001"), key("new/7001")]
     assert [slot.incarnation for slot in job.core.shards.slots] == [7001, 7001]
     for lost in ("a/3", "new/1", "other/1"):
-        with pytest.raises(Refusal) as caught:
+        with refused(ErrorReason.WORKER_INCARNATION_STALE):
             job.core.roster.entry(key(lost))
-        assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
 
 
 def test_what_a_worker_held_is_its_own_again_and_comes_first() -> None:
@@ -243,9 +243,8 @@ def test_a_job_that_shall_fail_fails_though_it_has_a_checkpoint() -> None:
     job = running(ShardLossPolicy.FAIL)
     job.break_shard(1)
     assert "without which the job fails after 5 s" in job.core.waiting_for()
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.SHARD_UNKNOWN):
         job.core.register_shard(process_id="new", address="host:7", now_ms=job.now_ms)
-    assert caught.value.reason is ErrorReason.SHARD_UNKNOWN
     job.pass_time(job.core.settings.lease_ttl_ms // 2)
     assert [each.reason for each in job.of(EndJob)] == ["shard 1 at host:1 was lost"]
     assert job.of(ReturnToCheckpoint) == []
@@ -313,9 +312,8 @@ def test_new_shards_have_the_job_return_at_once() -> None:
     """As many as are away: whoever starts them knows that those are dead."""
     job = running()
     job.break_shard(1)
-    with pytest.raises(Refusal, match="returns to checkpoint step-000000000024") as ex:
+    with refused(ErrorReason.RECOVERING, "returns to checkpoint step-000000000024"):
         job.core.register_shard(process_id="new", address="host:7", now_ms=job.now_ms)
-    assert ex.value.reason is ErrorReason.RECOVERING
     job.pass_time(job.core.settings.reconnect_grace_ms - 1)
     assert job.core.record is not None
     job.pass_time(1)
@@ -324,9 +322,8 @@ def test_new_shards_have_the_job_return_at_once() -> None:
 
 def test_a_stray_shard_changes_nothing_while_all_are_there() -> None:
     job = running()
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.SHARD_UNKNOWN):
         job.core.register_shard(process_id="new", address="host:7", now_ms=job.now_ms)
-    assert caught.value.reason is ErrorReason.SHARD_UNKNOWN
     job.pass_time(1_000)
     assert job.core.record is not None
 
@@ -345,9 +342,8 @@ def test_a_process_of_before_has_no_place_any_more() -> None:
     job = running()
     lose_shard(job, 0)
     slot = job.core.shards.slots[1]
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.SHARD_INCARNATION_STALE):
         job.core.shards.slot(1, slot.incarnation, "shard-1")
-    assert caught.value.reason is ErrorReason.SHARD_INCARNATION_STALE
 
 
 def test_the_checkpoint_can_be_returned_to_twice() -> None:

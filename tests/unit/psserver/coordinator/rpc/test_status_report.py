@@ -26,6 +26,7 @@ from pswire.status_document import SCHEMA_VERSION
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2
 from tests.doubles.core_values import TERMS
+from tests.refusals import refused
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -267,9 +268,8 @@ async def set_mode(
 async def test_what_is_no_mode_is_refused(
     host: CoordinatorHost, mode: int, bound: int
 ) -> None:
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.MALFORMED_MESSAGE):
         await set_mode(host, mode, bound)
-    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
     assert host.core.fence is None
 
 

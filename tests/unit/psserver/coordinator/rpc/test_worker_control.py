@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
-import pytest
 
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.worker_control import WorkerControl
@@ -12,9 +11,10 @@ from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.access import Access
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.limits import PROTOCOL_VERSION
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import ErrorReason
 from pswire.security.roles import Identity, Role
 from pswire.v1 import coordinator_service_pb2 as messages
+from tests.refusals import refused
 
 if TYPE_CHECKING:
     from psserver.edge.guard import Context
@@ -61,6 +61,7 @@ async def test_whoever_knows_a_process_is_not_registered_as_its_worker(
         context = cast("Context", Certified("w0"))
         assert (await register(request, context)).worker.worker_id == "w0"
         assert (await register(request, context)).worker.incarnation == 1
-        with pytest.raises(Refusal, match="'w1' may not speak for worker 'w0'") as it:
+        with refused(
+            ErrorReason.PERMISSION_DENIED, "'w1' may not speak for worker 'w0'"
+        ):
             await register(request, cast("Context", Certified("w1")))
-        assert it.value.reason is ErrorReason.PERMISSION_DENIED

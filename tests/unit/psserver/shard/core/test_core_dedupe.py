@@ -8,6 +8,7 @@ from psserver.shard.core.dedupe import ChunkState, PushEntry, PushWindow
 from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import chunk, key, trailer
+from tests.refusals import refused
 
 A = key("a")
 
@@ -224,10 +225,9 @@ def test_what_went_ahead_under_the_id_of_another_push_changes_nothing(
     entry = opened(window, 1)
     entry.add_push(trailer((3, 4)), {4: chunk(b"x")})
 
-    with pytest.raises(Refusal) as refused:
+    with refused(ErrorReason.PUSH_CONFLICT):
         entry.add_push(trailer(indexes), {3: chunk(b"y"), 4: chunk(sent)})
 
-    assert refused.value.reason == ErrorReason.PUSH_CONFLICT
     assert set(entry.digests) == {4}
     assert entry.trailer == trailer((3, 4))
 

@@ -10,7 +10,7 @@ from psserver.shard.core.effects import (
 from pswire.awaited import Awaited
 from pswire.membership import Mode
 from pswire.outcome import Outcome
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import ErrorReason
 from tests.doubles.core_values import (
     chunk,
     departure,
@@ -20,6 +20,7 @@ from tests.doubles.core_values import (
     trailer,
 )
 from tests.doubles.driven_shard import DrivenShard
+from tests.refusals import refused
 
 
 def asp(*names: str, chunks: tuple[int, ...] = (0,)) -> DrivenShard:
@@ -194,19 +195,16 @@ def test_other_bytes_under_the_same_id_are_refused(is_done: bool) -> None:
         shard.send_chunk(push, 1)
     shard.apply_all()
 
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.PUSH_CONFLICT):
         shard.core.add_chunk(push, shard.open(push), 0, chunk("others"))
-    assert caught.value.reason is ErrorReason.PUSH_CONFLICT
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.PUSH_CONFLICT):
         shard.send_trailer(push, trailer([0, 1], weight=2.0))
-    assert caught.value.reason is ErrorReason.PUSH_CONFLICT
 
 
 def test_a_push_out_of_order_is_refused() -> None:
     shard = asp("a")
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.SEQUENCE_GAP):
         shard.push("a", 2, chunks=[0])
-    assert caught.value.reason is ErrorReason.SEQUENCE_GAP
 
 
 # What is not applied

@@ -19,6 +19,7 @@ from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard
+from tests.refusals import refused
 
 
 def worker_ids(order: ApplyChunk) -> list[str]:
@@ -187,9 +188,10 @@ def test_an_optimizer_out_of_phase_is_refused_with_who_pushed_what() -> None:
     shard = DrivenShard({"a": 0, "b": 0}, [0])
     shard.push("a", chunks=[0], optimizer="generator")
 
-    with pytest.raises(Refusal, match=r"b/1 .*'critic'.* a/1 .*'generator'") as caught:
+    with refused(
+        ErrorReason.OPTIMIZER_OUT_OF_PHASE, r"b/1 .*'critic'.* a/1 .*'generator'"
+    ):
         shard.push("b", chunks=[0], optimizer="critic")
-    assert caught.value.reason is ErrorReason.OPTIMIZER_OUT_OF_PHASE
     assert shard.core.on_shard.window_of(key("b")).entries[1].trailer is None
 
 
@@ -197,9 +199,8 @@ def test_a_step_where_another_publishes_is_refused_with_who_does_what() -> None:
     shard = DrivenShard({"a": 0, "b": 0}, [0])
     shard.send_trailer(push_id("a"), replace(trailer([0]), publishes=True))
 
-    with pytest.raises(Refusal, match=r"a/1 publishes .* b/1 steps") as caught:
+    with refused(ErrorReason.OPTIMIZER_OUT_OF_PHASE, r"a/1 publishes .* b/1 steps"):
         shard.push("b", chunks=[0])
-    assert caught.value.reason is ErrorReason.OPTIMIZER_OUT_OF_PHASE
 
 
 @pytest.mark.parametrize("late_publishes", [True, False])
@@ -385,35 +386,30 @@ def test_an_acknowledged_push_needs_no_entry() -> None:
 
 def test_a_push_before_the_first_record_is_told_to_wait() -> None:
     shard = DrivenShard({}, [0])
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.RECOVERING):
         shard.push("a")
-    assert caught.value.reason is ErrorReason.RECOVERING
 
 
 @pytest.mark.parametrize("name", ["z", "a/2"])
 def test_a_push_of_a_start_that_no_record_names_is_refused(name: str) -> None:
     shard = DrivenShard({"a": 0}, [0])
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.WORKER_INCARNATION_STALE):
         shard.push(name)
-    assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
     assert shard.core.on_shard.window_of(key(name)).entries == {}
 
 
 def test_a_header_that_names_another_clock_is_refused() -> None:
     shard = DrivenShard({"a": 5}, [0])
-    with pytest.raises(Refusal, match="clock 6, the header says 7") as caught:
+    with refused(ErrorReason.MALFORMED_MESSAGE, "clock 6, the header says 7"):
         shard.core.open_push(push_id("a"), 7, 0, generation=1)
-    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
 
 
 def test_a_chunk_of_another_shard_is_refused() -> None:
     shard = DrivenShard({"a": 0}, [0])
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.CHUNK_INVALID):
         shard.send_chunk(push_id("a"), 1)
-    assert caught.value.reason is ErrorReason.CHUNK_INVALID
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.CHUNK_INVALID):
         shard.send_trailer(push_id("a"), trailer([0, 1]))
-    assert caught.value.reason is ErrorReason.CHUNK_INVALID
 
 
 def test_a_worker_that_ended_may_ask_for_its_last_answer_only() -> None:

@@ -1,14 +1,13 @@
 """Whom a clock waits for, and workers that have no data for it."""
 
-import pytest
-
 from psserver.shard.core.effects import (
     ContributionAwaited,
 )
 from pswire.awaited import NOT_KNOWN, Awaited
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import ErrorReason
 from tests.doubles.core_values import key, push_id
 from tests.doubles.driven_shard import DrivenShard
+from tests.refusals import refused
 
 
 def test_workers_without_data_are_asked_once_the_clock_needs_only_them() -> None:
@@ -63,9 +62,8 @@ def test_a_worker_that_pushes_or_hangs_up_is_not_idle() -> None:
 
 def test_only_members_may_be_without_data() -> None:
     shard = DrivenShard({"a": 0}, [0])
-    with pytest.raises(Refusal) as caught:
+    with refused(ErrorReason.WORKER_INCARNATION_STALE):
         shard.core.await_contribution(key("z"), 1, 0)
-    assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
 
 
 def test_whoever_is_waited_for_is_named() -> None:

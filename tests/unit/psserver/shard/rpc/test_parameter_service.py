@@ -21,6 +21,7 @@ from pswire.schema import ElementType, SchemaEntry
 from pswire.v1 import membership_pb2, push_pb2
 from tests.doubles.core_values import key
 from tests.doubles.served_shard import NO_CONTEXT, OpenPush, OpenPushOnce, ServedShard
+from tests.refusals import refused
 from tests.unit.psserver.shard.rpc.conftest import Make
 
 TWO_PHASE = {"step_atomicity": StepAtomicity.CLOCK}
@@ -87,9 +88,8 @@ async def test_a_step_that_fails_on_the_shard_ends_the_job(
     first, second = shard.push("a", 1), shard.push("b", 1)
 
     for push in (first, second):
-        with pytest.raises(Refusal, match="shard 0 could not carry out a step") as told:
+        with refused(ErrorReason.SHARD_LOST, "shard 0 could not carry out a step"):
             await push.finished()
-        assert told.value.reason is ErrorReason.SHARD_LOST
     assert shard.host.end_reason == "shard 0 could not carry out a step"
 
 
@@ -199,9 +199,8 @@ async def test_a_call_that_broke_is_told_all_again(make: Make) -> None:
     await second.until_staged()
 
     assert second.staged == [(1, ["a"])]
-    with pytest.raises(Refusal) as refused:
+    with refused(ErrorReason.DRAINING):
         await first.finished()
-    assert refused.value.reason is ErrorReason.DRAINING
     assert await shard.commit("a", 1, ["a"])
     await second.finished()
     assert sorted(second.values) == [(0, 0.5), (1, 0.5)]
@@ -259,9 +258,8 @@ async def test_a_chunk_in_a_segment_that_is_gone_is_to_be_sent_again(
         + shard.trailer((0, 1))
         + shard.shared_chunk(1, 1.0, segment=9)
     )
-    with pytest.raises(Refusal, match="has lost with its membership") as caught:
+    with refused(ErrorReason.SEGMENT_GONE, "has lost with its membership"):
         await lost.finished()
-    assert caught.value.reason is ErrorReason.SEGMENT_GONE
 
     again, other = shard.push("a", 1), shard.push("b", 1)
     await again.finished()
@@ -345,12 +343,10 @@ async def test_who_is_taken_out_drives_nothing(make: Make, method: str) -> None:
 
     shard.host.install_record(record_without("a", "b"))
 
-    with pytest.raises(Refusal) as refused:
+    with refused(ErrorReason.WORKER_INCARNATION_STALE):
         await held
-    assert refused.value.reason is ErrorReason.WORKER_INCARNATION_STALE
-    with pytest.raises(Refusal) as refused:
+    with refused(ErrorReason.WORKER_INCARNATION_STALE):
         await call.finished()
-    assert refused.value.reason is ErrorReason.WORKER_INCARNATION_STALE
 
 
 async def test_backup_workers_leave_the_slowest_out(make: Make) -> None:
@@ -424,9 +420,8 @@ async def test_what_is_kept_for_a_worker_goes_with_it(make: Make) -> None:
 
     shard.host.install_record(record_without("b", "a", mode=Mode.ASP))
 
-    with pytest.raises(Refusal) as refused:
+    with refused(ErrorReason.WORKER_INCARNATION_STALE):
         await idle
-    assert refused.value.reason is ErrorReason.WORKER_INCARNATION_STALE
     assert sent_to(shard) == seeded
     assert [member.worker for member in shard.host.members] == [key("a")]
 

@@ -7,9 +7,10 @@ import pytest
 
 from psserver.shard.rpc.push_codec import worker_choice
 from pswire.membership import ClockChoice
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import ErrorReason
 from pswire.v1 import membership_pb2
 from tests.doubles.core_values import key
+from tests.refusals import refused
 
 
 def said(**fields: Any) -> membership_pb2.ClockChoice:  # noqa: ANN401
@@ -40,6 +41,5 @@ def test_the_sum_and_the_scale_are_read() -> None:
     ],
 )
 def test_numbers_that_are_none_are_refused(fields: dict[str, float], text: str) -> None:
-    with pytest.raises(Refusal, match=text) as caught:
+    with refused(ErrorReason.MALFORMED_MESSAGE, text):
         worker_choice(said(**fields))
-    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE

@@ -19,6 +19,7 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import push_pb2
 from tests.doubles.core_values import key
 from tests.doubles.served_shard import OpenPush, ServedShard
+from tests.refusals import refused
 from tests.unit.psserver.shard.rpc.conftest import Make
 
 
@@ -114,9 +115,8 @@ async def test_a_worker_that_sends_ahead_twice_costs_one_gradient(make: Make) ->
     held = shard.ahead_bytes
     second = await sent_ahead(shard, "a", 1, (0, 1.0))
 
-    with pytest.raises(Refusal, match="a newer call sends ahead") as refused:
+    with refused(ErrorReason.DRAINING, "a newer call sends ahead"):
         await first.finished()
-    assert refused.value.reason == ErrorReason.DRAINING
     assert shard.ahead_bytes == held
 
     second.send(shard.trailer([0]))

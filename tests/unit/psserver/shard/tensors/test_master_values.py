@@ -10,8 +10,9 @@ from psserver.shard.tensors.contribution import Contribution
 from psserver.shard.tensors.shard_optimizers import MasterValues
 from psserver.shard.tensors.shard_vectors import ShardVectors
 from pswire.placement import place
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import ErrorReason
 from pswire.torch_types import buffer_of
+from tests.refusals import refused
 from tests.unit.psserver.shard.tensors.shards import Push, Shards, schema_of
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -186,9 +187,7 @@ def test_no_memory_for_masters_is_said_as_for_values() -> None:
     masters = MasterValues(vectors, is_seeded=True)
     with (
         mock.patch("torch.zeros", side_effect=RuntimeError("DefaultCPUAllocator")),
-        pytest.raises(Refusal) as caught,
+        refused(ErrorReason.LIMIT_EXCEEDED, "shard 0 has no memory for its"),
     ):
         masters.of(0)
-    assert caught.value.reason == ErrorReason.LIMIT_EXCEEDED
-    assert "shard 0 has no memory for its" in caught.value.message
     assert masters.byte_count == 0
