@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 from pswire import failpoints
 from pswire.membership import ClockChoice
+from psworker.member.core import Choose, Commit, OpenPush
 from psworker.member.interruption import Interruption
-from psworker.member.open_push import Choose, Commit, OpenPush
 from psworker.transport.retries import all_or_none
 
 T = TypeVar("T")

@@ -20,9 +20,8 @@ from pswire.shared_memory.segments import boot_id
 from psworker.errors import StalenessError, StepTimeoutError, WaitTimeoutError
 from psworker.member.ahead_calls import AheadCalls
 from psworker.member.commits import Commits
-from psworker.member.core import outcome_of_closed, was_done
+from psworker.member.core import Ask, OpenPush, Send, outcome_of_closed, was_done
 from psworker.member.membership import Membership
-from psworker.member.open_push import Ask, OpenPush, Send
 from psworker.member.optimizer_state_calls import ShardStateCalls
 from psworker.member.outgoing_push import OutgoingPush, requests_with_failpoints
 from psworker.member.push_history import PushHistory

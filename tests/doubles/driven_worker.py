@@ -17,18 +17,22 @@ from pswire.membership import ClockChoice, Record, WorkerKey
 from pswire.outcome import Outcome
 from pswire.schema import OptimizerSpec
 from psworker.member.core import (
+    Ask,
     Begin,
+    Choose,
+    Commit,
     Join,
     MemberCore,
     Missed,
     NextPush,
+    OpenPush,
     Pull,
     Seed,
+    Send,
     outcome_of_closed,
     outcome_of_done,
     was_done,
 )
-from psworker.member.open_push import Ask, Choose, Commit, OpenPush, Send
 from psworker.optim.push_result import worst_outcome
 from psworker.transport.values import PushReply, SeedOrder, ShardSession
 from tests.doubles.declared_specs import LATER

@@ -1146,7 +1146,7 @@ BUGS = (
         "a commit before the last shard has staged the clock",
         (
             Edit(
-                f"{WORKER}/member/open_push.py",
+                f"{WORKER}/member/core.py",
                 "        if len(staged) < self.shard_count:\n",
                 "        if 0 not in staged:\n",
             ),
@@ -1160,7 +1160,7 @@ BUGS = (
         "a shard that has a part of a push is taken to have all of it",
         (
             Edit(
-                f"{WORKER}/member/open_push.py",
+                f"{WORKER}/member/core.py",
                 "        if self.sequence <= session.sequence_done_max:\n",
                 "        if self.sequence in session.held_chunks:\n",
             ),
@@ -5112,7 +5112,7 @@ BUGS = (
         "only those that were chosen commit a clock of a quorum",
         (
             Edit(
-                "psworker/member/open_push.py",
+                "psworker/member/core.py",
                 "        drives = self._worker in choice.workers or "
                 "self._drives_others\n",
                 "        drives = self._worker in choice.workers\n",

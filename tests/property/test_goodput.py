@@ -55,8 +55,7 @@ from pswire.membership import (
 )
 from pswire.placement import Chunk, Slice
 from pswire.schema import ElementType
-from psworker.member.core import MemberCore, Missed, Settled
-from psworker.member.open_push import Choose, Commit, OpenPush
+from psworker.member.core import Choose, Commit, MemberCore, Missed, OpenPush, Settled
 from psworker.transport.values import PushReply, ShardSession
 from tests.doubles.driven_worker import reply_of
 

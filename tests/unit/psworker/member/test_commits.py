@@ -6,7 +6,7 @@ import pytest
 
 from pswire.membership import ClockChoice, WorkerKey
 from psworker.member.commits import Commits
-from psworker.member.open_push import OpenPush
+from psworker.member.core import OpenPush
 
 ME = WorkerKey("w0", 1)
 OTHER = WorkerKey("w1", 1)

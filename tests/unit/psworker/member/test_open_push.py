@@ -5,7 +5,7 @@ import pytest
 from pswire.aggregation import UpdateRules
 from pswire.membership import ClockChoice, WorkerKey
 from pswire.reasons import ErrorReason
-from psworker.member.open_push import Ask, Choose, Commit, OpenPush, Send
+from psworker.member.core import Ask, Choose, Commit, OpenPush, Send
 from psworker.transport.values import ShardSession
 
 ME = WorkerKey("w0", 1)
