@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from pswire.membership import ClockChoice, WorkerKey
-from psworker.member.commits import Commits
 from psworker.member.core import OpenPush
+from psworker.member.shard_calls import Commits
 
 ME = WorkerKey("w0", 1)
 OTHER = WorkerKey("w1", 1)
@@ -177,7 +177,7 @@ async def test_commits_are_let_end_when_the_push_is_answered_before() -> None:
 
 
 async def test_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psworker.member.commits.ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("psworker.member.shard_calls.ANSWER_TIMEOUT_S", 0.01)
     push = Push()
     push.calls.answering.clear()
     for shard_index in (0, 1):

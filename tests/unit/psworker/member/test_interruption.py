@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from psworker.member.interruption import Interruption
+from psworker.member.membership import Interruption
 
 
 class StopError(Exception):
