@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         WaitTimeoutError,
         WorkerIdTakenError,
     )
-    from psworker.member.rewinds import Rewind
+    from psworker.member.script_state import Rewind
     from psworker.optim.privacy import DifferentialPrivacy
     from psworker.optim.push_result import PushResult
     from psworker.snapshots.snapshot import Snapshot, SnapshotReader
@@ -161,7 +161,7 @@ _MODULES = {
     "ShareOfTime": "strategies.pace",
     "Progress": "strategies.rounds",
     "PushResult": "optim.push_result",
-    "Rewind": "member.rewinds",
+    "Rewind": "member.script_state",
     "Snapshot": "snapshots.snapshot",
     "SnapshotReader": "snapshots.snapshot",
     "Strategy": "strategies.strategy",

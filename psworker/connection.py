@@ -17,8 +17,7 @@ from psworker.data import LeasedLoader, Split
 from psworker.data.splitting import check_recorded, to_record
 from psworker.errors import ConfigurationError, refuse_closed, refuse_name
 from psworker.left_behind import reduced
-from psworker.member.rewinds import RewindCallback
-from psworker.member.script_state import HasState
+from psworker.member.script_state import HasState, RewindCallback
 from psworker.optim.buffer_policies import BufferChoice
 from psworker.optim.checks import check_called_once, check_overlap
 from psworker.optim.named_objects import NamedObjects

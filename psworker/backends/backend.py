@@ -8,8 +8,7 @@ from pswire.reasons import ErrorReason
 from pswire.recorded_split import RecordedSplit
 from psworker.backends.between_pushes import BetweenPushes
 from psworker.errors import PsError
-from psworker.member.rewinds import RewindCallback
-from psworker.member.script_state import HasState
+from psworker.member.script_state import HasState, RewindCallback
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.prepare import PrepareOptions
 from psworker.optim.published import Published

@@ -48,8 +48,7 @@ from psworker.errors import (
     UnsupportedError,
     refuse_closed,
 )
-from psworker.member.rewinds import RewindCallback
-from psworker.member.script_state import HasState
+from psworker.member.script_state import HasState, RewindCallback
 from psworker.optim.buffers import Buffers
 from psworker.optim.declared_tensors import DeclaredTensors
 from psworker.optim.gradients import SpentGradients

@@ -37,8 +37,7 @@ from psworker.launch.reachability import (
     wait_reachable,
 )
 from psworker.member.joining import Joining, OtherOrderError
-from psworker.member.rewinds import RewindCallback
-from psworker.member.script_state import HasState
+from psworker.member.script_state import HasState, RewindCallback
 from psworker.member.session import CALL_TIMEOUT_S, Session
 from psworker.optim.buffer_policies import warn_of_defaults
 from psworker.optim.buffers import Buffers

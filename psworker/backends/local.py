@@ -21,8 +21,7 @@ from psworker.data.batch_tensors import watch_calls
 from psworker.data.local_loader import LocalDraws, LocalLoader, local_loader
 from psworker.errors import UnsupportedError, refuse_closed
 from psworker.launch.torchrun import TorchrunProcess
-from psworker.member.rewinds import RewindCallback
-from psworker.member.script_state import HasState
+from psworker.member.script_state import HasState, RewindCallback
 from psworker.optim.buffer_policies import read_choice
 from psworker.optim.checks import (
     check_clip_norm,

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from pswire.schema import OptimizerSpec
 from psworker.data import DataSource, LoaderRefused, prepare_loader
 from psworker.errors import ConfigurationError
-from psworker.member.rewinds import Rewind
+from psworker.member.script_state import Rewind
 from psworker.optim.adjusters import LossScales
 from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_policies
 from psworker.optim.checks import check_loss, check_same_clip_norm, kinds_text

@@ -29,8 +29,7 @@ from psworker.member.core import Begin, Join, Seed
 from psworker.member.membership import Membership
 from psworker.member.push_history import PushHistory
 from psworker.member.registration import register, taken_by
-from psworker.member.rewinds import Rewinds
-from psworker.member.script_state import ScriptState
+from psworker.member.script_state import Rewinds, ScriptState
 from psworker.member.shard_calls import ShardCalls
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient

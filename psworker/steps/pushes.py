@@ -30,7 +30,7 @@ from psworker.member.catch_up import catch_up, pull_lost, pull_values
 from psworker.member.core import Missed, NextPush, Pull
 from psworker.member.exchange import Delivery, PushExchange
 from psworker.member.joining import Joined, Joining, LostStart
-from psworker.member.rewinds import Rewind
+from psworker.member.script_state import Rewind
 from psworker.optim.gradients import SpentGradients
 from psworker.optim.optimizer_state import States
 from psworker.optim.push_result import PushResult, combine

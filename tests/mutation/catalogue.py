@@ -2496,7 +2496,7 @@ BUGS = (
         "registered state that is loaded in the middle of a step",
         (
             Edit(
-                "psworker/member/rewinds.py",
+                "psworker/member/script_state.py",
                 "        self._begun = rewind, state\n",
                 "        self._script_state.load(rewind.checkpoint, state)\n",
             ),

@@ -29,8 +29,7 @@ from psworker.errors import ConfigurationError, UnsupportedError
 from psworker.event_loop import LoopFuture
 from psworker.launch.launched import HostPlace
 from psworker.launch.reachability import wait_reachable
-from psworker.member.rewinds import RewindCallback
-from psworker.member.script_state import HasState
+from psworker.member.script_state import HasState, RewindCallback
 from psworker.optim.buffer_policies import warn_of_defaults
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer

@@ -7,8 +7,7 @@ import pytest
 
 from pswire.checkpoint.registered_state import encode_states
 from psworker.member.membership import Membership
-from psworker.member.rewinds import Rewind, Rewinds
-from psworker.member.script_state import ScriptState
+from psworker.member.script_state import Rewind, Rewinds, ScriptState
 from tests.doubles.core_values import key
 
 REWIND: Final = Rewind(
