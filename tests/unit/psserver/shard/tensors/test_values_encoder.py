@@ -19,8 +19,7 @@ from pswire.frames import (
 from pswire.placement import Chunk, Placement, Slice
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of
-from psworker.tensors.delta_base import DeltaBase
-from psworker.tensors.value_store import ValueStore
+from psworker.tensors.value_store import DeltaBase, ValueStore
 
 CHUNK = Chunk(
     index=0,
