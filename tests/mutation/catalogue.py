@@ -1923,7 +1923,7 @@ BUGS = (
         "any number of calls that rest for one worker",
         (
             Edit(
-                "psserver/shard/host/resting_calls.py",
+                "psserver/shard/host/hosted_members.py",
                 "worker is not None and len(own) > RESTING_OF_WORKER_MAX:\n",
                 "not own:\n",
             ),

@@ -1,6 +1,6 @@
 """A shard at work: its core, its values, and the calls that wait for either.
 
-Everything but the arithmetic happens in one event loop; see `arithmetic.py`.
+Everything but the arithmetic happens in one event loop; see `Arithmetic`.
 """
 
 import asyncio
@@ -41,16 +41,13 @@ from psserver.shard.core.effects import (
 from psserver.shard.core.push import PushId
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_fence import Cut
-from psserver.shard.host.arithmetic import Arithmetic
 from psserver.shard.host.checkpoint_loading import CheckpointLoading
 from psserver.shard.host.checkpoint_parts import CheckpointParts
-from psserver.shard.host.chunk_updates import ChunkUpdates, ClockMeasures
-from psserver.shard.host.cut_images import CutImages
+from psserver.shard.host.chunk_updates import Arithmetic, ChunkUpdates, ClockMeasures
 from psserver.shard.host.history import ShardHistory
-from psserver.shard.host.hosted_members import HostedMembers
-from psserver.shard.host.image_copying import ImageCopying
+from psserver.shard.host.hosted_members import HostedMembers, RestingCalls
+from psserver.shard.host.image_copying import CutImages, ImageCopying
 from psserver.shard.host.push_session import Outgoing, PushSession
-from psserver.shard.host.resting_calls import RestingCalls
 from psserver.shard.host.shard_model import ShardModel, shard_model
 from psserver.shard.host.shared_segments import SharedSegments
 from psserver.shard.tensors.chunk_image import ChunkImage

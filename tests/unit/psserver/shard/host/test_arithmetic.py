@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from psserver.shard.host.arithmetic import (
+from psserver.shard.host.chunk_updates import (
     INLINE_BYTES_MAX,
     LONG_BYTES_MIN,
     REPORTED_BYTES_MIN,

@@ -10,7 +10,7 @@ import torch
 
 from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from psserver.shard.core.push import PushId
-from psserver.shard.host import resting_calls
+from psserver.shard.host import hosted_members
 from psserver.shard.host.hosted_members import CALLS_OF_WORKER_MAX
 from psserver.shard.rpc.optimizer_state_calls import HEADER_BYTES_MAX
 from pswire.frames import REQUEST_HEADER_FIELD, join_fields
@@ -385,7 +385,7 @@ async def test_a_worker_has_so_few_calls_for_small_pushes(make: Make) -> None:
         await settled()
 
     over = [call.done() for call in calls]
-    few = resting_calls.RESTING_OF_WORKER_MAX
+    few = hosted_members.RESTING_OF_WORKER_MAX
     assert over == [False, *(True,) * (6 - few), *(False,) * few]
     for call in calls:
         if call.done():
