@@ -22,6 +22,7 @@ class JobTerms:
         clip_grad_norm: Global norm that gradients are clipped to, 0 for no clipping.
         compression: How gradients and values are sent.
         privacy: What is promised about samples, `None` for nothing.
+        strategy: How workers take local steps, in words; empty where they take none.
     """
 
     schema: ModelSchema
@@ -29,6 +30,7 @@ class JobTerms:
     clip_grad_norm: float = 0.0
     compression: Compression = NO_COMPRESSION
     privacy: Privacy | None = None
+    strategy: str = ""
 
     @property
     def first_optimizers(self) -> tuple[OptimizerSpec, ...]:

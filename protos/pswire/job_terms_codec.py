@@ -45,6 +45,7 @@ def dump_terms(terms: JobTerms) -> dict[str, Any]:
         "clip_grad_norm": terms.clip_grad_norm,
         "compression": str(terms.compression),
         "privacy": None if terms.privacy is None else _fields_of(terms.privacy),
+        "strategy": terms.strategy,
     }
 
 
@@ -88,6 +89,7 @@ def load_terms(data: Mapping[str, Any]) -> JobTerms:
         compression=Compression.parse(data.get("compression", "")),
         privacy=privacy
         and Privacy(**{**privacy, "epsilons": tuple(privacy["epsilons"])}),
+        strategy=data.get("strategy", ""),
     )
 
 

@@ -37,6 +37,7 @@ class TermsFields(TypedDict):
     clip_grad_norm: float
     compression: str
     privacy: schema_pb2.Privacy | None
+    strategy: str
 
 
 def terms_fields(terms: JobTerms) -> TermsFields:
@@ -51,6 +52,7 @@ def terms_fields(terms: JobTerms) -> TermsFields:
         "clip_grad_norm": terms.clip_grad_norm,
         "compression": str(terms.compression),
         "privacy": None if terms.privacy is None else _privacy_message(terms.privacy),
+        "strategy": terms.strategy,
     }
 
 
@@ -63,6 +65,8 @@ def read_terms(
         Refusal: `MALFORMED_MESSAGE`, or what else makes them useless.
     """
     schema = schema_from_message(message.schema)
+    if message.strategy:
+        check_name("strategy", message.strategy)
     return JobTerms(
         schema=schema,
         optimizers=tuple(
@@ -71,6 +75,7 @@ def read_terms(
         clip_grad_norm=message.clip_grad_norm,
         compression=Compression.parse(message.compression),
         privacy=_read_privacy(message.privacy) if message.HasField("privacy") else None,
+        strategy=message.strategy,
     )
 
 

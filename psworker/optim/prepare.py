@@ -81,6 +81,7 @@ class PrepareOptions:
     Attributes:
         calls: Calls of the script, of which a step is one.
         local_training: What steps the job's objects, `None` for the script itself.
+        strategy: How it does, in words by which workers are compared.
     """
 
     clip_grad_norm: float | None = None
@@ -91,6 +92,7 @@ class PrepareOptions:
     differential_privacy: DifferentialPrivacy | None = None
     calls: UserCalls = field(default_factory=UserCalls)
     local_training: LocalTraining | None = None
+    strategy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class Prepared:
         held: Parameters that some optimizer has, by their entries.
         followed: Other parameters, whose values the leader sends when they change.
         privacy: What is promised about samples, `None` for nothing.
+        strategy: How workers take local steps, in words; empty where they take none.
     """
 
     objects: NamedObjects
@@ -130,6 +133,7 @@ class Prepared:
     held: frozenset[int] = frozenset()
     followed: frozenset[int] = frozenset()
     privacy: Privacy | None = None
+    strategy: str = ""
 
     @property
     def terms(self) -> JobTerms:
@@ -140,6 +144,7 @@ class Prepared:
             clip_grad_norm=self.clip_grad_norm,
             compression=self.compression,
             privacy=self.privacy,
+            strategy=self.strategy,
         )
 
     @property
@@ -255,6 +260,7 @@ def sort_objects(
         held=held,
         followed=_followed(bound.schema, held, chosen, private),
         privacy=None if private is None else private.terms(),
+        strategy=options.strategy,
     )
 
 

@@ -30,7 +30,12 @@ from psworker.strategies.anchors import Anchors
 from psworker.strategies.inner_state import InnerStates
 from psworker.strategies.outer_steps import OuterSteps
 from psworker.strategies.rounds import Progress
-from psworker.strategies.strategy import Strategy, check_strategy, mode_problem
+from psworker.strategies.strategy import (
+    Strategy,
+    check_strategy,
+    mode_problem,
+    terms_of,
+)
 
 logger: Final = logging.getLogger("psworker")
 
@@ -103,6 +108,7 @@ class Engine:
             replace(
                 options,
                 local_training=self,
+                strategy=terms_of(strategy),
                 buffers=_buffer_choice(twins, anchors, inner.model),
             ),
         )

@@ -22,6 +22,7 @@ class FedAvg(LocalSteps):
     and take the new anchor.
     """
 
+    shared: ClassVar[tuple[str, ...]] = (*LocalSteps.shared, "fraction", "seed")
     modes: ClassVar[tuple[str, ...]] = ("bsp",)
 
     def __init__(

@@ -59,6 +59,9 @@ class Strategy:
         pulls_first: Whether the anchor is pulled anew just before `push` is asked.
         inner_state: What becomes of the inner optimizer's state at each round: it is
             kept, reset, or averaged over the workers.
+        shared: Names of attributes that are the same in all workers of a job, as is
+            the class, and the outer optimizer with its numbers. `prepare` refuses a
+            worker that has them otherwise than the job.
         modes: Modes of a job that it works in. `prepare` refuses any other; where the
             job is changed to one later on, its workers go on, with a warning.
         round_step_count: Local steps of the round under way, to show with the job; None
@@ -71,6 +74,12 @@ class Strategy:
     taken_after: int = 0
     pulls_first: bool = False
     inner_state: InnerState = "keep"
+    shared: ClassVar[tuple[str, ...]] = (
+        "fragment_count",
+        "fragment_order",
+        "fragments_are_drawn",
+        "inner_state",
+    )
     modes: ClassVar[tuple[str, ...]] = ("bsp", "ssp", "asp")
     round_step_count: int | None = None
 
@@ -131,6 +140,16 @@ class Strategy:
         that does not take part pushes nothing, and takes the new anchor.
         """
         return True
+
+
+def terms_of(strategy: Strategy) -> str:
+    """What all workers of a job have alike, in words by which they are compared."""
+    values = (
+        f"{name}={getattr(strategy, name)!r}"
+        for name in strategy.shared
+        if getattr(strategy, name) != getattr(Strategy, name, None)
+    )
+    return f"{type(strategy).__name__}({', '.join(values)})"
 
 
 def check_strategy(strategy: object) -> None:

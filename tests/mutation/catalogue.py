@@ -521,6 +521,32 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "strategies that nobody compares",
+        (
+            Edit(
+                f"{JOB_CORE}/job_model.py",
+                "        if theirs.strategy != job.strategy:  # first",
+                "        if theirs.strategy and not job.strategy:  # first",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_job_model.py::test_a_worker_alone_brings_no_other_strategy_nor_other_state",
+        ),
+    ),
+    PlantedBug(
+        "a worker that changes the outer rate of the others",
+        (
+            Edit(
+                f"{JOB_CORE}/job_model.py",
+                "            if not is_alone:\n",
+                "            if not kept:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_job_model.py::test_a_worker_alone_brings_other_numbers_of_outer_optimizers",
+        ),
+    ),
+    PlantedBug(
         "groups that the script has changed and nobody looks at",
         (
             Edit(
@@ -2953,7 +2979,7 @@ BUGS = (
         (
             Edit(
                 f"{CHECKPOINTS}/manifest.py",
-                '    added=["privacy"],\n',
+                '    added=["privacy", "strategy"],\n',
                 "    added=[],\n",
             ),
         ),

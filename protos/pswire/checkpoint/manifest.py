@@ -121,8 +121,9 @@ _TERMS: Final = fields(
                 }
             )
         ),
+        "strategy": text,
     },
-    added=["privacy"],
+    added=["privacy", "strategy"],
 )
 _BODY: Final = fields(
     {

@@ -215,6 +215,7 @@ class ShardView(google.protobuf.message.Message):
     CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
     COMPRESSION_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
+    STRATEGY_FIELD_NUMBER: builtins.int
     CONTINUED_FIELD_NUMBER: builtins.int
     MEASURE_KEY_FIELD_NUMBER: builtins.int
     fence_closed_number: builtins.int
@@ -228,6 +229,10 @@ class ShardView(google.protobuf.message.Message):
     compression: builtins.str
     """How gradients and values are sent, such as `push=int8 pull=raw ratio=0.01`;
     empty for as they are. See `pswire.compression`.
+    """
+    strategy: builtins.str
+    """How workers take local steps, such as `FedAvg(fraction=0.1, seed=0)`: for
+    people, and to compare them. Empty where they take none.
     """
     continued: builtins.bool
     """Whether the next event is more of this view, which is too large for one
@@ -264,11 +269,12 @@ class ShardView(google.protobuf.message.Message):
         clip_grad_norm: builtins.float = ...,
         compression: builtins.str = ...,
         privacy: pswire.v1.schema_pb2.Privacy | None = ...,
+        strategy: builtins.str = ...,
         continued: builtins.bool = ...,
         measure_key: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["privacy", b"privacy", "record", b"record", "schema", b"schema"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "continued", b"continued", "fence_closed_number", b"fence_closed_number", "measure_key", b"measure_key", "optimizers", b"optimizers", "privacy", b"privacy", "record", b"record", "schema", b"schema", "snapshot_closed_id", b"snapshot_closed_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "continued", b"continued", "fence_closed_number", b"fence_closed_number", "measure_key", b"measure_key", "optimizers", b"optimizers", "privacy", b"privacy", "record", b"record", "schema", b"schema", "snapshot_closed_id", b"snapshot_closed_id", "strategy", b"strategy"]) -> None: ...
 
 global___ShardView = ShardView
 
@@ -1891,6 +1897,7 @@ class JoinRequest(google.protobuf.message.Message):
     CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
     COMPRESSION_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
+    STRATEGY_FIELD_NUMBER: builtins.int
     VALUES_DIGEST_FIELD_NUMBER: builtins.int
     STATE_DIGEST_FIELD_NUMBER: builtins.int
     job_id: builtins.str
@@ -1902,6 +1909,10 @@ class JoinRequest(google.protobuf.message.Message):
     compression: builtins.str
     """How gradients and values are sent, as in `ShardView`. That of the first
     worker becomes the job's.
+    """
+    strategy: builtins.str
+    """How it takes local steps, as in `ShardView`. That of the first worker
+    becomes the job's.
     """
     values_digest: builtins.int
     """XXH3-64 over those of all chunks of its values, in the order of the
@@ -1944,11 +1955,12 @@ class JoinRequest(google.protobuf.message.Message):
         clip_grad_norm: builtins.float = ...,
         compression: builtins.str = ...,
         privacy: pswire.v1.schema_pb2.Privacy | None = ...,
+        strategy: builtins.str = ...,
         values_digest: builtins.int = ...,
         state_digest: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["privacy", b"privacy", "schema", b"schema", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "job_id", b"job_id", "loaders", b"loaders", "optimizers", b"optimizers", "privacy", b"privacy", "schema", b"schema", "state_digest", b"state_digest", "values_digest", b"values_digest", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "job_id", b"job_id", "loaders", b"loaders", "optimizers", b"optimizers", "privacy", b"privacy", "schema", b"schema", "state_digest", b"state_digest", "strategy", b"strategy", "values_digest", b"values_digest", "worker", b"worker"]) -> None: ...
 
 global___JoinRequest = JoinRequest
 

@@ -509,8 +509,9 @@ class CoordinatorCore:
             # script that is corrected and started again must not differ from itself.
             model = JobModel()
         finished = self._finished_text()
+        others = self.roster.in_state(WorkerState.JOINING, *PRESENT)
         try:
-            is_first = model.agree(terms)
+            is_new = model.agree(terms, is_alone=not others)
         except Refusal as refusal:
             if not finished and self.progress.start_point is None:
                 raise
@@ -518,7 +519,7 @@ class CoordinatorCore:
             raise Refusal(
                 refusal.reason, f"{what}; {refusal.message}", cure=self._new_job_cure
             ) from None
-        if is_first:
+        if is_new:
             self._check_rules(terms)
             self._check_fits(model)
         self._check_products()
@@ -530,7 +531,7 @@ class CoordinatorCore:
             entry.state = WorkerState.JOINING
             self.progress.pump(now_ms)
 
-        if is_first:
+        if is_new:
             self._keep_model(model, now_ms, then=wait)
         else:
             wait()

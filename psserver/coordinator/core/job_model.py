@@ -7,6 +7,7 @@ from dataclasses import replace
 from pswire.clipping import is_clip_norm
 from pswire.compression import Compression
 from pswire.job_terms import JobTerms
+from pswire.names import printable
 from pswire.object_marks import LOADER, MODEL, doubts, exchanged, order_difference
 from pswire.optimizers import check_supported, check_values
 from pswire.privacy import Privacy
@@ -44,15 +45,21 @@ class JobModel:
         """Global norm that gradients are clipped to, 0 for no clipping."""
         return self.terms.clip_grad_norm if self.terms is not None else 0.0
 
-    def agree(self, theirs: JobTerms) -> bool:
+    def agree(self, theirs: JobTerms, *, is_alone: bool = False) -> bool:
         """Takes the first worker's terms, and holds every later one to them.
 
+        Args:
+            theirs: The worker's terms.
+            is_alone: Whether no other worker is there. Then outer optimizers may have
+                other numbers than before, as when a job goes on from a checkpoint.
+
         Returns:
-            Whether this was the first.
+            Whether the terms have changed.
 
         Raises:
             Refusal: `SCHEMA_MISMATCH` or `OPTIMIZER_MISMATCH` with a readable
-                difference, or what makes a first one useless; no state changed.
+                difference, `HYPERPARAMETER_INVALID`, or what makes a first one
+                useless; no state changed.
         """
         job, schema = self.terms, theirs.schema
         if job is None:
@@ -61,6 +68,10 @@ class JobModel:
             _check_clip(theirs.clip_grad_norm)
             self.terms = theirs
             return True
+        if theirs.strategy != job.strategy:  # first: all else follows from it
+            raise _otherwise(
+                _strategy_text(job.strategy), _strategy_text(theirs.strategy)
+            )
         self._refuse_other_order(schema)
         order = job.schema.order_of(schema)
         if order is None:
@@ -69,7 +80,8 @@ class JobModel:
                 ErrorReason.SCHEMA_MISMATCH,
                 _listed("this worker's model differs from the job's", lines),
             )
-        self._compare_optimizers([_in_order(each, order) for each in theirs.optimizers])
+        optimizers = [_in_order(each, order) for each in theirs.optimizers]
+        self._compare_optimizers(optimizers)
         if theirs.clip_grad_norm != job.clip_grad_norm:
             raise _otherwise(
                 _clip_text(job.clip_grad_norm), _clip_text(theirs.clip_grad_norm)
@@ -82,7 +94,7 @@ class JobModel:
                 _compression_text(job.compression),
                 _compression_text(theirs.compression),
             )
-        return False
+        return bool(job.strategy) and self._agree_on_values(optimizers, is_alone)
 
     def order_of(self, schema: ModelSchema) -> tuple[int, ...]:
         """Position in the job of each tensor of a worker that agrees.
@@ -212,6 +224,41 @@ class JobModel:
                     f"{self._first_other(job, worker)}",
                 )
 
+    def _agree_on_values(
+        self, optimizers: Sequence[OptimizerSpec], is_alone: bool
+    ) -> bool:
+        """Compares the numbers of outer optimizers, or takes them of one alone.
+
+        Those of a script's own optimizers go with each push, as its schedulers have
+        changed them. Outer ones are of the strategy, which is one in all workers.
+        """
+        assert self.terms is not None, "compared with a job's"
+        kept = {each.name: each for each in self.terms.first_optimizers}
+        taken: dict[int, OptimizerSpec] = {}
+        for worker in optimizers:
+            job = kept[worker.name]
+            pairs = list(zip(job.groups, worker.groups, strict=True))
+            if all(mine.hyperparameters == own.hyperparameters for mine, own in pairs):
+                continue
+            if not is_alone:
+                raise _otherwise(_values_text(job, worker), _values_text(worker, job))
+            for mine, own in pairs:
+                check_values(
+                    job.class_name,
+                    job.hyperparameter_names,
+                    own.hyperparameters,
+                    declared=mine.hyperparameters,
+                )
+            groups = (
+                replace(mine, hyperparameters=own.hyperparameters)
+                for mine, own in pairs
+            )
+            taken[id(job)] = replace(job, groups=tuple(groups))
+        if taken:
+            specs = (taken.get(id(each), each) for each in self.terms.optimizers)
+            self.terms = replace(self.terms, optimizers=tuple(specs))
+        return bool(taken)
+
     def _refuse_exchanged(
         self, mine: dict[str, OptimizerSpec], theirs: dict[str, OptimizerSpec]
     ) -> None:
@@ -331,6 +378,27 @@ def _clip_text(clip_grad_norm: float) -> str:
 
 def _compression_text(compression: Compression) -> str:
     return f"compression ({compression})" if str(compression) else "no compression"
+
+
+def _strategy_text(strategy: str) -> str:
+    return f"strategy={printable(strategy)}" if strategy else "no strategy"
+
+
+def _values_text(spec: OptimizerSpec, other: OptimizerSpec) -> str:
+    """What an outer optimizer has otherwise than another one of its class."""
+    pairs = zip(spec.groups, other.groups, strict=True)
+    values = {
+        f"{name}={value:g}": None  # once, if several groups have it
+        for mine, theirs in pairs
+        for name, value, unlike in zip(
+            spec.hyperparameter_names,
+            mine.hyperparameters,
+            theirs.hyperparameters,
+            strict=True,
+        )
+        if value != unlike
+    }
+    return f"the outer optimizer {spec.class_name}({', '.join(values)})"
 
 
 def _privacy_text(privacy: Privacy | None) -> str:

@@ -36,7 +36,11 @@ def test_a_model_survives() -> None:
 
     chosen = Compression("topk", "int8", 0.25)
     terms = JobTerms(
-        schema=schema, optimizers=optimizers, clip_grad_norm=0.5, compression=chosen
+        schema=schema,
+        optimizers=optimizers,
+        clip_grad_norm=0.5,
+        compression=chosen,
+        strategy="FedAvg(fraction=0.1, seed=0)",
     )
 
     loaded = load_terms(json.loads(json.dumps(dump_terms(terms))))

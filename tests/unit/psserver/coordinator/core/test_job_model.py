@@ -113,6 +113,49 @@ def test_a_difference_of_optimizers_is_named(
     assert ("prepare() the same" in refusal.cure) is is_of_loss
 
 
+def test_a_worker_alone_brings_other_numbers_of_outer_optimizers() -> None:
+    first = replace(terms(schema("a"), OPTIMIZERS), strategy="DiLoCo()")
+    later = replace(terms(schema("a"), (with_rate(0.7),)), strategy="DiLoCo()")
+    model = JobModel()
+    model.agree(first)
+    with pytest.raises(Refusal, match=r"SGD\(lr=0.1\), this worker has the outer"):
+        model.agree(later)
+    assert model.terms == first
+    assert not model.agree(first, is_alone=True)
+    assert model.agree(later, is_alone=True)
+    assert model.terms == later
+    with pytest.raises(Refusal, match=r"SGD\(lr=0.7\), this worker has .*lr=0.1"):
+        model.agree(first)
+
+
+def test_a_worker_alone_brings_no_other_strategy_nor_other_state() -> None:
+    fixed = replace(sgd(), class_name="RMSprop")
+    names = (*sgd().hyperparameter_names[:1], "alpha", "eps", "weight_decay")
+    names = (*names, "momentum", "centered", "maximize")
+    (group,) = sgd().groups
+
+    def with_momentum(momentum: float) -> JobTerms:
+        values = (0.1, 0.9, 1e-8, 0.0, momentum, 0.0, 0.0)
+        spec = replace(
+            fixed,
+            hyperparameter_names=names,
+            groups=(replace(group, hyperparameters=values),),
+        )
+        return replace(terms(schema("a"), (spec,)), strategy="DiLoCo()")
+
+    model = JobModel()
+    model.agree(with_momentum(0.5))
+    for other, text in (
+        (replace(with_momentum(0.5), strategy="EASGD()"), "the job has strategy=DiLo"),
+        (replace(with_momentum(0.5), strategy=""), "this worker has no strategy"),
+        (replace(with_momentum(0.5), strategy="a\x1b[2J"), r"strategy=a\\x1b\[2J"),
+        (with_momentum(0.0), "momentum"),
+    ):
+        with pytest.raises(Refusal, match=text):
+            model.agree(other, is_alone=True)
+    assert model.terms == with_momentum(0.5)
+
+
 def two(name: str, index: int, rate: float = 0.1) -> OptimizerSpec:
     spec = with_rate(rate)
     (group,) = spec.groups

@@ -92,7 +92,8 @@ def test_a_field_that_is_missing_or_of_no_release_is_refused() -> None:
 
 def test_a_file_of_before_a_field_was_added_is_good() -> None:
     body = copy.deepcopy(BODY)
-    del body["terms"]["privacy"], body["job"]["participation_count_before"]
+    del body["terms"]["privacy"], body["terms"]["strategy"]
+    del body["job"]["participation_count_before"]
     for _, _, epoch in body["job"]["epochs"]:
         del epoch["repetition_max"], epoch["taken_back"]
     assert body["job"]["epochs"]
