@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from psctl.failures import CommandError
-from psctl.folders import new_folder, placed, writable_file
+from psctl.folders import new_folder, placed_whole, writable_file, writing
 from psctl.options import say
 from psctl.progress import working
 from psctl.snapshots import save_snapshot
@@ -273,7 +273,7 @@ def export_checkpoint(
         to: `state_dict`, a file of torch.save(), or `dcp`.
         out: The file, or the folder.
     """
-    path = new_folder(out) if to == "dcp" else placed(out)
+    path = new_folder(out) if to == "dcp" else placed_whole(out)
     if to != "dcp" and (path.is_dir() or path.suffix == SAFETENSORS_ENDING):
         raise CommandError(
             f"{printable(str(out))} is no name for a file of torch.save(): name one as "
@@ -286,7 +286,8 @@ def export_checkpoint(
 
     with _reading(folder, manifest.name):
         state = exported_state(folder, manifest)
-    (write_dcp if to == "dcp" else write_state_dict)(state, path)
+    with writing(out):
+        (write_dcp if to == "dcp" else write_state_dict)(state, path)
     figures = {
         **_head(folder),
         "checkpoint": manifest.name,
@@ -325,7 +326,7 @@ def export_model(
     from psworker.snapshots.exported import write_model
 
     try:
-        with _reading(folder, manifest.name):
+        with _reading(folder, manifest.name), writing(out):
             files = write_model(
                 folder, manifest, path, model=model, file_bytes_max=file_bytes_max
             )

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from psctl.failures import CommandError
-from psctl.folders import writable_file
+from psctl.folders import writable_file, writing
 from psctl.progress import working
 from psctl.status import read_document
 from pswire.addresses import Address
@@ -47,7 +47,8 @@ def save_snapshot(
 ) -> dict[str, object]:
     """Writes a snapshot to a file; what is where, for programs."""
     try:
-        snapshot.save(out, model)
+        with writing(out):
+            snapshot.save(out, model)
     except ConfigurationError as error:  # about --model, which only the job can check
         raise CommandError(str(error), ExitCode.USAGE) from error
     return {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from psctl.failures import CommandError
-from psctl.folders import placed
+from psctl.folders import placed, writing
 from psctl.options import say
 from psctl.status import ask
 from pswire.addresses import Address
@@ -91,10 +91,8 @@ def save_trace(
             "job waits for",
             ExitCode.TRY_AGAIN,
         )
-    try:
+    with writing(out):
         path.write_text(json.dumps(trace_document(processes)))
-    except OSError as error:
-        raise CommandError(f"can't write {path}: {error.strerror}") from error
     return TraceReport(path=path, processes=processes)
 
 

@@ -39,7 +39,11 @@ def exported_state(folder: CheckpointFolder, manifest: Manifest) -> dict[str, An
 
 
 def write_state_dict(state: dict[str, Any], path: Path) -> None:
-    """Writes what `torch.load(path, weights_only=True)` reads, whole or not at all."""
+    """Writes what `torch.load(path, weights_only=True)` reads, whole or not at all.
+
+    Raises:
+        OSError: It can't be written.
+    """
     # To an open file: torch writes the name of one that it opens into it.
     with written_whole(path) as partial, partial.open("wb") as file:
         torch.save(state, file)
@@ -50,7 +54,11 @@ def write_dcp(state: dict[str, Any], path: Path) -> None:
 
     There parameters of optimizers have names in place of numbers, as
     `torch.distributed.checkpoint.state_dict` gives them.
+
+    Raises:
+        OSError: It can't be written.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
     named = {
@@ -60,7 +68,12 @@ def write_dcp(state: dict[str, Any], path: Path) -> None:
     with written_whole(path) as partial, warnings.catch_warnings():
         # Of torch, that it saves as one process: it is one.
         warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)
-        save({**state, "optimizers": named}, checkpoint_id=partial, no_dist=True)
+        partial.mkdir()
+        try:
+            save({**state, "optimizers": named}, checkpoint_id=partial, no_dist=True)
+        except CheckpointException as error:  # a BaseException, of this one process
+            ((failure, _),) = error.failures.values()
+            raise failure from error
 
 
 def write_model(

@@ -1,4 +1,4 @@
-"""A model as a Hugging Face folder: safetensors, and an index of several files."""
+"""A model as safetensors: a file, or a Hugging Face folder with an index of several."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -56,7 +56,7 @@ def write_huggingface(
             ties = {other: name for other, name in others.items() if name in names}
             with (partial / file_name).open("wb") as file:
                 own = {name: kept[name] for name in names}
-                _write_file(file, own, read, {**metadata, "format": "pt", **ties})
+                write_file(file, own, read, {**metadata, "format": "pt", **ties})
         if len(files) > 1:
             weights = {name: file for file, names in files.items() for name in names}
             size = sum(tensor.nbytes for tensor in kept.values())
@@ -90,12 +90,20 @@ def _dealt(tensors: Tensors, byte_count_max: int | None) -> Iterator[list[str]]:
     yield names
 
 
-def _write_file(
+def write_file(
     file: IO[bytes],
     tensors: Tensors,
     read: Callable[[str], Iterable[torch.Tensor]],
     metadata: Mapping[str, str],
 ) -> None:
+    """Writes one file, each tensor in full; see `write_huggingface`.
+
+    safetensors' own `save_file` says of a disk in a text alone what it answered, and
+    takes no tensors that share memory.
+
+    Raises:
+        OSError: It can't be written.
+    """
     # Large elements first: each tensor then begins at a multiple of its element's size.
     names = sorted(tensors, key=lambda name: -tensors[name].itemsize)
     places = {

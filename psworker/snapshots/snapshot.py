@@ -139,16 +139,16 @@ class Snapshot:
         target = Path(path)
         if text := refusal_text(target):
             raise ConfigurationError(text)
-        from safetensors.torch import save_file
+        from psworker.snapshots.huggingface import write_file
 
-        # safetensors refuses tensors that share memory: ties are written in full.
-        tensors = _without_sharing(self.state_dict(model))
+        tensors = self.state_dict(model)
         metadata = {
             **metadata_of(self),
             "paramserver.generation": str(self.generation),
         }
-        with written_whole(target) as partial:
-            save_file(tensors, partial, metadata=metadata)
+        with written_whole(target) as partial, partial.open("wb") as file:
+            # Under each of its names: a plain model has no list of ties.
+            write_file(file, tensors, lambda name: (tensors[name],), metadata)
 
 
 def metadata_of(values: "Snapshot | Manifest") -> dict[str, str]:
@@ -159,18 +159,6 @@ def metadata_of(values: "Snapshot | Manifest") -> dict[str, str]:
         "paramserver.version": str(values.version),
         "paramserver.clock": str(values.clock),
     }
-
-
-def _without_sharing(
-    state: "OrderedDict[str, torch.Tensor]",
-) -> "dict[str, torch.Tensor]":
-    seen: set[int] = set()
-    tensors = {}
-    for name, tensor in state.items():
-        address = tensor.untyped_storage().data_ptr()
-        tensors[name] = tensor.clone() if address in seen else tensor
-        seen.add(address)
-    return tensors
 
 
 class SnapshotReader:
