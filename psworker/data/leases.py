@@ -210,7 +210,7 @@ class EpochLeases:
 
     def _answer(self, request: _Request) -> Lease:
         try:
-            lease = request.answer.result()
+            lease = self._source.work.idle(request.answer.result)
         except BaseException:
             self._give_up(request)
             raise

@@ -290,7 +290,8 @@ class LeasedLoader(PreparedLoader):
                 origin=draw.own,
                 report=report,
             )
-            return self._source.open_epoch(request).result()
+            opening = self._source.open_epoch(request)
+            return self._source.work.idle(opening.result)
         except BaseException:
             self._source.pending.unreported.put_back(report)
             raise

@@ -4286,6 +4286,19 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "what the coordinator takes to deal data counts as the loader's",
+        (
+            Edit(
+                "psworker/work_log.py",
+                "before = self.enter(Activity.IDLE)",
+                "before = self.enter(Activity.LOADING)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/test_work_log.py::test_what_the_coordinator_takes_to_deal_data_is_not_the_loader_s",
+        ),
+    ),
+    PlantedBug(
         "whatever is slow is mended as a straggler is",
         (
             Edit(

@@ -3215,8 +3215,8 @@ class Diagnosis(google.protobuf.message.Message):
     WHO_FIELD_NUMBER: builtins.int
     cause: builtins.str
     """One word: `starting`, `too_few_workers`, `straggler`, `slow_link`,
-    `waiting_for_data`, `disk`, `worker_lost`, `shard_lost`, `checkpoint_failing`,
-    `training`, `finished` or `failed`. Newer releases may have others.
+    `waiting_for_data`, `short_epochs`, `disk`, `worker_lost`, `shard_lost`,
+    `checkpoint_failing`, `training`, `finished` or `failed`. Newer releases may have others.
     """
     sentence: builtins.str
     """One sentence for a person."""

@@ -32,6 +32,9 @@ LINK_MS_MIN = 20.0
 LINK_BYTES_PER_S_MAX = 50e6
 """Bytes that a slow link carries in a second: with more the model is large."""
 
+SHORT_EPOCH_STEPS_MAX = 16.0
+"""Steps of each worker in an epoch up to which its ends may be named."""
+
 NAME_COUNT_MAX = 3
 """Names in a sentence."""
 
@@ -53,6 +56,7 @@ class Cause(StrEnum):
     STRAGGLER = "straggler"
     SLOW_LINK = "slow_link"
     WAITING_FOR_DATA = "waiting_for_data"
+    SHORT_EPOCHS = "short_epochs"
     DISK = "disk"
     WORKER_LOST = "worker_lost"
     SHARD_LOST = "shard_lost"
@@ -68,6 +72,9 @@ CURES = {
     ),
     Cause.WAITING_FOR_DATA: (
         "give the loader more processes (num_workers), or the data a faster place"
+    ),
+    Cause.SHORT_EPOCHS: (
+        "let an epoch have more batches, such as several passes over the data"
     ),
     Cause.SLOW_LINK: (
         "send less (prepare(compression=...)), or while it computes "
@@ -156,6 +163,7 @@ class JobFacts:
         clock: Clock that all members have completed.
         steps_per_s: Steps of all workers lately.
         apply_ms: How long the shard that is slowest applies a clock.
+        epoch_batch_count: Batches of the newest epoch; None where none are leased.
         workers: Its members.
     """
 
@@ -175,6 +183,7 @@ class JobFacts:
     clock: int = 0
     steps_per_s: float | None = None
     apply_ms: float = 0.0
+    epoch_batch_count: int | None = None
     workers: tuple[WorkerFacts, ...] = ()
 
 
@@ -202,6 +211,7 @@ def facts_of(core: CoordinatorCore, now_ms: int) -> JobFacts:
         clock=min((slot.standing.frontier for slot in slots), default=0),
         steps_per_s=core.shards.steps_per_s,
         apply_ms=max(slot.apply_ms or 0.0 for slot in slots),
+        epoch_batch_count=core.ledger.newest_batch_count,
         workers=tuple(_worker_facts(core, entry, awaited, now_ms) for entry in members),
     )
 
@@ -244,6 +254,7 @@ def diagnose(facts: JobFacts) -> Diagnosis:
         or _of_slow_one(facts)
         or _of_stuck_one(facts)
         or _of_all(facts)
+        or _of_epochs(facts)
         or _training(facts)
     )
 
@@ -442,6 +453,30 @@ def _of_all(facts: JobFacts) -> Diagnosis | None:
             tuple(each.name for each in remote),
         )
     return None
+
+
+def _of_epochs(facts: JobFacts) -> Diagnosis | None:
+    """That most of the time goes to where epochs end and begin.
+
+    There workers ask the coordinator for data and wait until the others are done, which
+    no loader makes faster.
+    """
+    known = [each.steps for each in facts.workers if each.steps is not None]
+    if not known or facts.epoch_batch_count is None:
+        return None
+    step_count = facts.epoch_batch_count / len(facts.workers)
+    idle_ms = median(each.idle_ms for each in known)
+    step_ms = median(each.step_ms for each in known) + idle_ms
+    if step_count > SHORT_EPOCH_STEPS_MAX or (
+        idle_ms < max(SHARE_MIN * step_ms, SLOWER_MS_MIN)
+    ):
+        return None
+    return Diagnosis(
+        Cause.SHORT_EPOCHS,
+        f"Epochs are short, {step_count:.3g} step{'s' * (step_count != 1)} of each "
+        f"worker, and {_time(idle_ms)} of {_time(step_ms)} for a step go to where they "
+        f"end and begin; {CURES[Cause.SHORT_EPOCHS]}",
+    )
 
 
 def _bytes(steps: StepMeans | None) -> float:

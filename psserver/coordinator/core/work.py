@@ -40,7 +40,7 @@ class Work:
         load_s: Time in which the script has waited for its loader.
         send_s: Time in which steps have handed gradients over.
         wait_s: Time in which steps have waited for answers.
-        idle_s: Time in which it has waited for others to compute.
+        idle_s: Time in which it has waited for data of others or the coordinator.
         activity: What it does now.
         activity_ms: For how long it has done that.
         sent_bytes: Of its messages to shards.
@@ -90,6 +90,7 @@ class StepMeans:
         load_ms: What it waits for its loader.
         send_ms: What it takes to hand the gradient over.
         wait_ms: What it waits for answers.
+        idle_ms: What it waits for data between two of them, which is part of neither.
         bytes_per_step: Of its messages, both ways.
     """
 
@@ -99,6 +100,7 @@ class StepMeans:
     load_ms: float = 0.0
     send_ms: float = 0.0
     wait_ms: float = 0.0
+    idle_ms: float = 0.0
     bytes_per_step: float = 0.0
 
     @property
@@ -184,5 +186,6 @@ def _means(before: Work, now: Work) -> StepMeans | None:
         load_ms=1000 * (now.load_s - before.load_s) / count,
         send_ms=1000 * (now.send_s - before.send_s) / count,
         wait_ms=1000 * (now.wait_s - before.wait_s) / count,
+        idle_ms=1000 * (now.idle_s - before.idle_s) / count,
         bytes_per_step=new_bytes / count,
     )

@@ -24,6 +24,7 @@ const CAUSES = new Map([
   ["straggler", ["Straggler", "slow"]],
   ["slow_link", ["Slow link", "slow"]],
   ["waiting_for_data", ["Waiting for data", "slow"]],
+  ["short_epochs", ["Short epochs", "slow"]],
   ["disk", ["Disk", "bad"]],
   ["worker_lost", ["Worker lost", "bad"]],
   ["shard_lost", ["Shard lost", "bad"]],

@@ -60,6 +60,24 @@ def test_each_second_counts_for_what_the_script_did_in_it(clock: Clock) -> None:
     assert work.read().step_count == 0
 
 
+def test_what_the_coordinator_takes_to_deal_data_is_not_the_loader_s(
+    clock: Clock,
+) -> None:
+    work = WorkLog()
+    work.start()
+
+    def answer() -> str:
+        clock.now_s += 2
+        return "dealt"
+
+    def batches() -> Iterator[str]:
+        clock.now_s += 1
+        yield work.idle(answer)
+
+    assert list(work.loading(batches())) == ["dealt"]
+    assert work.seconds == (0, 0, 1, 0, 0, 2)
+
+
 def test_a_thread_that_draws_ahead_is_not_the_script(clock: Clock) -> None:
     work = WorkLog()
     work.start()

@@ -47,6 +47,12 @@ class DataLedger:
             mixed = ((mixed ^ byte) * 0x100000001B3) % (1 << 64)
         return mixed >> 1
 
+    @property
+    def newest_batch_count(self) -> int | None:
+        """Batches of the epoch that was opened last; None before the first."""
+        newest = next(reversed(self._epochs.values()), None)
+        return None if newest is None else newest.shape.batch_count
+
     def enroll(self, worker: WorkerKey, loaders: tuple[str, ...]) -> None:
         """A member will lease data for these loaders."""
         for loader in loaders:

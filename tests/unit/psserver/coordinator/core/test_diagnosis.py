@@ -25,6 +25,7 @@ def _worker(
     load_ms: float = 5.0,
     link_ms: float = 30.0,
     step_ms: float = 0.0,
+    idle_ms: float = 0.0,
     is_alone: bool = False,
 ) -> WorkerFacts:
     """A worker of a job in BSP whose steps take all as long.
@@ -35,6 +36,7 @@ def _worker(
         load_ms: What it waits for its loader.
         link_ms: What it takes to send and receive.
         step_ms: The whole step; what is left it waits for others.
+        idle_ms: What it waits for data of others, or of the coordinator.
         is_alone: Whether it waits for nobody, as outside BSP.
     """
     own_ms = compute_ms + load_ms + link_ms
@@ -45,6 +47,7 @@ def _worker(
         load_ms=load_ms,
         send_ms=link_ms / 3,
         wait_ms=2 * link_ms / 3 + peer_ms,
+        idle_ms=idle_ms,
         bytes_per_step=1e5,
     )
     return WorkerFacts(name=name, steps=steps, peer_wait_ms=peer_ms)
@@ -107,6 +110,38 @@ def test_loaders_of_all_workers_are_named_together() -> None:
     )
     alone = diagnose(_running(slow[0]))
     assert alone.sentence.startswith("w0 waits for its loader: ")
+
+
+def _short(*, batch_count: int | None, idle_ms: float, load_ms: float = 1.0) -> Cause:
+    """What is named of two workers whose steps take 8 ms of their own and a load."""
+    workers = [
+        _worker(f"w{n}", compute_ms=5.0, link_ms=3.0, load_ms=load_ms, idle_ms=idle_ms)
+        for n in range(2)
+    ]
+    return diagnose(replace(_running(*workers), epoch_batch_count=batch_count)).cause
+
+
+def test_what_short_epochs_cost_is_not_the_loader_s() -> None:
+    workers = [
+        _worker(f"w{n}", compute_ms=8.0, link_ms=6.0, load_ms=1.0, idle_ms=52.0)
+        for n in range(2)
+    ]
+    found = diagnose(replace(_running(*workers), epoch_batch_count=4))
+    assert (found.cause, found.who) == (Cause.SHORT_EPOCHS, ())
+    assert found.sentence == (
+        "Epochs are short, 2 steps of each worker, and 52 ms of 67 ms for a step go to "
+        "where they end and begin; let an epoch have more batches, such as several "
+        "passes over the data"
+    )
+
+
+def test_short_epochs_are_named_where_they_are_short_and_cost_most() -> None:
+    assert _short(batch_count=32, idle_ms=52.0) is Cause.SHORT_EPOCHS
+    assert _short(batch_count=33, idle_ms=52.0) is Cause.TRAINING
+    assert _short(batch_count=None, idle_ms=52.0) is Cause.TRAINING
+    assert _short(batch_count=4, idle_ms=5.9) is Cause.TRAINING
+    assert _short(batch_count=4, idle_ms=6.1) is Cause.SHORT_EPOCHS
+    assert _short(batch_count=4, idle_ms=52.0, load_ms=60.0) is Cause.WAITING_FOR_DATA
 
 
 def test_a_slow_link_of_all_is_named_unless_they_share_memory_or_send_much() -> None:
