@@ -306,9 +306,7 @@ def test_tokens_are_rotated_and_revoked_while_a_job_trains(
     tokens = JobTokens(tmp_path)
     for name in ("w0", "w1"):
         tokens.create(name, Role.WORKER, name)
-    with Job(
-        tmp_path, shard_count=2, lease_ttl_ms=2_000, sockets=sockets, tokens=tokens
-    ) as job:
+    with Job(tmp_path, shard_count=2, sockets=sockets, tokens=tokens) as job:
 
         def worker(name: str) -> tuple[psworker.Connection, Callable[[], float]]:
             monkeypatch.setenv("PS_TOKEN_FILE", str(tokens.path(name)))

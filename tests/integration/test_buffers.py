@@ -299,7 +299,7 @@ def test_a_worker_that_joins_again_has_the_buffers_of_the_others(
     tmp_path: Path,
 ) -> None:
     with (
-        Job(tmp_path, lease_ttl_ms=1_500, sockets=True) as job,
+        Job(tmp_path, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         first = Counter(job, "w0", address=proxy.address)

@@ -307,7 +307,7 @@ def test_a_clock_that_one_shard_has_committed_has_the_same_scale_on_all(
 ) -> None:
     """The one driver told shard 0 to commit, and was lost before it told shard 1."""
     with (
-        Job(tmp_path, lease_ttl_ms=1_500, sockets=True) as job,
+        Job(tmp_path, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         other = ones_worker(job, "w1")
@@ -337,7 +337,7 @@ def test_a_clock_that_nobody_is_left_to_commit_is_committed_by_a_record(
 ) -> None:
     """Its one contributor is lost before it commits, and another one has joined."""
     with (
-        Job(tmp_path, lease_ttl_ms=1_500, sockets=True) as job,
+        Job(tmp_path, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         lost = ones_worker(job, "w0", proxy.address)

@@ -19,7 +19,6 @@ from tests.integration.job import WAIT_TIMEOUT_S, Job
 from tests.integration.test_rejoin import evict
 
 COUNT: Final = 3
-LEASE_MS: Final = 1_500
 SAMPLE_COUNT: Final = 60
 
 
@@ -58,7 +57,7 @@ def test_a_gradient_of_before_an_eviction_is_thrown_away_once(tmp_path: Path) ->
     meeting = threading.Barrier(COUNT, timeout=WAIT_TIMEOUT_S)
 
     with (
-        Job(tmp_path, shard_count=2, lease_ttl_ms=LEASE_MS, sockets=True) as job,
+        Job(tmp_path, shard_count=2, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
 
@@ -92,7 +91,7 @@ def test_an_epoch_goes_on_after_an_eviction(tmp_path: Path) -> None:
     is_evicted = threading.Event()
 
     with (
-        Job(tmp_path, shard_count=2, lease_ttl_ms=LEASE_MS, sockets=True) as job,
+        Job(tmp_path, shard_count=2, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
 

@@ -706,7 +706,7 @@ def test_the_data_of_a_round_that_is_lost_goes_back_and_its_worker_begins_anew(
     seen: dict[str, list[int]] = {"w0": [], "w1": []}
     voids: list[list[int]] = []
     with (
-        Job(tmp_path, lease_ttl_ms=1_500, sockets=True) as job,
+        Job(tmp_path, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
 

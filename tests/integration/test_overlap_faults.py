@@ -185,7 +185,7 @@ def test_an_eviction_with_a_step_under_way_mixes_no_values(
     is_found_by: str, tmp_path: Path
 ) -> None:
     with (
-        Job(tmp_path / "state", lease_ttl_ms=1_500, sockets=True) as job,
+        Job(tmp_path / "state", sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         other = Worker(job, "w1", overlap=False, step_timeout_s=40)
@@ -280,7 +280,7 @@ def test_leased_data_goes_the_same_way(tmp_path: Path) -> None:
 def test_a_gradient_of_old_and_new_values_is_thrown_away(tmp_path: Path) -> None:
     """The worker is evicted after its forward pass has read a part of the values."""
     with (
-        Job(tmp_path / "state", lease_ttl_ms=1_500, sockets=True) as job,
+        Job(tmp_path / "state", sockets=True) as job,
         FaultProxy(job.address) as proxy,
         FaultProxy(job.shard_addresses()[1]) as far,
     ):

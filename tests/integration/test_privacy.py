@@ -329,7 +329,7 @@ def test_what_was_pushed_before_a_return_to_a_checkpoint_stays_spent(
 def test_an_evicted_worker_goes_on_and_its_data_counts_again(tmp_path: Path) -> None:
     built = {worker_id: build() for worker_id in ("w0", "w1")}
     with (
-        Job(tmp_path, mode=Mode.ASP, lease_ttl_ms=1_500, sockets=True) as job,
+        Job(tmp_path, mode=Mode.ASP, sockets=True) as job,
         FaultProxy(job.address) as proxy,
         connect(job, "w0", address=proxy.address, step_timeout_s=40) as lost,
         connect(job, "w1") as ps,

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,13 +28,16 @@ from tests.integration.job import Crew, Job, connect, key, worker_behind
 from tests.integration.ones_worker import Worker
 from tests.integration.processes import Processes
 
-LEASE_MS: Final = 1_500
+SHORT_LEASE_MS: Final = 3_000
+"""Where silence is what is noticed. A broken connection is noticed soon in any job, and
+a lease that no stall of the machine outlasts leaves the others in their places."""
+
 SAMPLE_COUNT: Final = 80
 
 
 @pytest.fixture(name="job")
-def short_lease_job(tmp_path: Path) -> Iterator[Job]:
-    with Job(tmp_path / "state", lease_ttl_ms=LEASE_MS, sockets=True) as job:
+def job_of_sockets(tmp_path: Path) -> Iterator[Job]:
+    with Job(tmp_path / "state", sockets=True) as job:
         yield job
 
 
@@ -135,7 +139,7 @@ def test_a_push_under_way_that_was_complete_everywhere_counts(
     tmp_path: Path, others_gradient: float, outcome: str, value: int
 ) -> None:
     with (
-        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS, sockets=True) as job,
+        Job(tmp_path / "state", sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         other = worker_of(job, job.address, "w1")
@@ -159,7 +163,7 @@ def test_a_push_under_way_that_was_complete_everywhere_counts(
 def test_a_push_that_some_shard_lacks_is_thrown_away(tmp_path: Path) -> None:
     """And the gradient is sent under no other id."""
     with (
-        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS, sockets=True) as job,
+        Job(tmp_path / "state", sockets=True) as job,
         FaultProxy(job.address) as proxy,
         FaultProxy(job.shard_addresses()[1]) as far,
     ):
@@ -194,7 +198,6 @@ def test_a_push_that_a_clock_did_not_wait_for_is_known_as_dropped(
     with (
         Job(
             tmp_path / "state",
-            lease_ttl_ms=LEASE_MS,
             backup_worker_count=1,
             sockets=True,
         ) as job,
@@ -307,7 +310,7 @@ def test_an_epoch_goes_on_after_an_eviction_and_each_sample_counts_once(
                     counted[worker_id] += indices.tolist()
 
     with (
-        Job(tmp_path, lease_ttl_ms=LEASE_MS, sockets=True) as job,
+        Job(tmp_path, sockets=True) as job,
         FaultProxy(job.address) as proxy,
         Crew(
             {
@@ -376,7 +379,7 @@ def test_a_gradient_of_both_starts_is_thrown_away(tmp_path: Path) -> None:
                 batches.clear()
 
     with (
-        Job(tmp_path, lease_ttl_ms=LEASE_MS, mode=Mode.ASP, sockets=True) as job,
+        Job(tmp_path, mode=Mode.ASP, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         # Without a loader, so that all data is for one.
@@ -426,7 +429,6 @@ def test_a_process_that_is_started_again_takes_its_own_place(
     with (
         Job(
             tmp_path / "state",
-            lease_ttl_ms=LEASE_MS,
             workers_min=2,
             worker_loss_policy=LossPolicy.WAIT,
             sockets=True,
@@ -458,7 +460,7 @@ def test_a_process_that_stood_still_for_longer_than_the_lease_goes_on(
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     with (
-        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS, sockets=True) as job,
+        Job(tmp_path / "state", lease_ttl_ms=SHORT_LEASE_MS, sockets=True) as job,
         connect(job, "w1") as ps,
         Processes(tmp_path, nursery) as processes,
     ):
@@ -501,7 +503,7 @@ def test_a_process_that_stood_still_for_longer_than_the_lease_goes_on(
 
 
 def test_who_is_cut_off_from_one_shard_holds_nobody_and_comes_back(
-    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cut_off: set[str] = set()
     client_of = ShardClients.of
@@ -513,8 +515,11 @@ def test_who_is_cut_off_from_one_shard_holds_nobody_and_comes_back(
         return client
 
     monkeypatch.setattr(ShardClients, "of", of)
-    workers = {name: worker_of(job, job.address, name) for name in ("w0", "w1")}
-    with workers["w0"].ps, workers["w1"].ps:
+    with ExitStack() as stack:
+        job = stack.enter_context(Job(tmp_path, lease_ttl_ms=SHORT_LEASE_MS))
+        workers = {name: worker_of(job, job.address, name) for name in ("w0", "w1")}
+        for each in workers.values():
+            stack.enter_context(each.ps)
         cut_off.add("w0")
         with Crew({"w0": lambda _: workers["w0"].step()}) as crew:
             workers["w1"].step()  # as soon as it is decided

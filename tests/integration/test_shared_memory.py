@@ -190,7 +190,7 @@ def test_an_evicted_worker_joins_with_new_segments(
 ) -> None:
     monkeypatch.setattr("pswire.shared_memory.layout.SHARED_BYTES_MIN", 0)
     with (
-        Job(tmp_path, lease_ttl_ms=1_000, sockets=True) as job,
+        Job(tmp_path, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         other = Worker.of(job, "w1", step_timeout_s=40)

@@ -101,7 +101,7 @@ def test_a_clock_that_some_shard_has_committed_is_finished_by_a_record(
 ) -> None:
     """The one driver told shard 0 to commit, and was lost before it told shard 1."""
     with (
-        Job(tmp_path, lease_ttl_ms=1_500, step_atomicity=CLOCK, sockets=True) as job,
+        Job(tmp_path, step_atomicity=CLOCK, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         other = worker_of(job, "w1")
@@ -129,7 +129,7 @@ def test_a_clock_whose_only_drivers_died_is_finished_by_those_left(
 ) -> None:
     """w1 is told `staged` with w0's push in the clock, and commits without it too."""
     with (
-        Job(tmp_path, lease_ttl_ms=1_500, step_atomicity=CLOCK, sockets=True) as job,
+        Job(tmp_path, step_atomicity=CLOCK, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         other = worker_of(job, "w1")
@@ -149,7 +149,6 @@ def test_with_wait_a_replacement_takes_over_the_open_clock(tmp_path: Path) -> No
         Job(
             tmp_path,
             workers_min=2,
-            lease_ttl_ms=1_500,
             worker_loss_policy=LossPolicy.WAIT,
             sockets=True,
         ) as job,
