@@ -37,10 +37,11 @@ def job(folder: Path) -> Iterator[Job]:
         yield found
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a machine that is busy with other tests."""
-    monkeypatch.setattr(probes, "ANSWER_TIMEOUT_S", 30.0)
+    for name in ("NAME", "CONNECT", "HANDSHAKE", "ANSWER"):
+        monkeypatch.setattr(probes, f"{name}_TIMEOUT_S", 30.0)
     monkeypatch.setattr(probes, "RATE_BUDGET_S", 30.0)
 
 
@@ -73,7 +74,7 @@ def cure_of(found: dict[str, list[dict[str, Any]]], check: str) -> str:
     return f"{each['seen']} -> {each['cure']}"
 
 
-@pytest.mark.usefixtures("token", "patient")
+@pytest.mark.usefixtures("token")
 def test_a_job_that_is_well_has_no_problem(job: Job) -> None:
     found = examined(job.address)
     levels = {each["level"] for some in found.values() for each in some}
@@ -90,7 +91,7 @@ def test_a_job_that_is_well_has_no_problem(job: Job) -> None:
     assert memory["figures"]["shards"] == [0, 1] or sys.platform != "linux"
 
 
-@pytest.mark.usefixtures("token", "patient")
+@pytest.mark.usefixtures("token")
 def test_text_names_each_check_and_what_to_do(job: Job) -> None:
     line = ["doctor", "--coordinator", job.address, "--skip=torch"]
     done = CliRunner().invoke(app, line)
@@ -133,7 +134,10 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_what_accepts_connections_and_is_silent_is_told() -> None:
+def test_what_accepts_connections_and_is_silent_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()  # the times that a user waits
     with silent() as address:
         found = examined(address, fails=True)
     assert found["port"][0]["level"] == "ok"

@@ -43,13 +43,16 @@ from tests.doubles.served_shard import ServedShard
 TIMEOUT_S = 0.1
 """A call that waits for others is given up: nobody comes."""
 
+REFUSED_S = 60.0
+"""One that is refused waits for nobody."""
+
 BUGS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 
 checked = settings(derandomize=True, deadline=None, max_examples=250)
 
 WORKER = membership_pb2.WorkerIdentity(worker_id="a", incarnation=1)
 Requests = list[bytes]
-Service = tuple[Any, Callable[[str, Requests], CallContext]]
+Service = tuple[Any, Callable[..., CallContext]]
 
 
 @st.composite
@@ -210,9 +213,11 @@ def calls_of(service: str, make: Callable[[], Awaitable[Any]]) -> Iterator[Servi
 
         host, handlers = runner.run(begin())
 
-        def call(method: str, requests: Requests) -> CallContext:
+        def call(
+            method: str, requests: Requests, timeout_s: float = TIMEOUT_S
+        ) -> CallContext:
             path = f"/pswire.v1.{service}/{method}"
-            return runner.run(called(handlers, path, requests, timeout_s=TIMEOUT_S))
+            return runner.run(called(handlers, path, requests, timeout_s=timeout_s))
 
         yield host, call
 
@@ -315,7 +320,7 @@ def test_a_coordinator_never_fails(
 @pytest.mark.parametrize("method", methods_of("ParameterService"))
 def test_garbage_to_a_shard_is_malformed(shard: Service, method: str) -> None:
     _, call = shard
-    found = call(method, [b"\xff" * 64])
+    found = call(method, [b"\xff" * 64], REFUSED_S)
     assert found.code is grpc.StatusCode.INVALID_ARGUMENT, found.details
 
 
@@ -325,7 +330,7 @@ def test_garbage_to_a_shard_is_malformed(shard: Service, method: str) -> None:
 def test_a_garbled_header_is_malformed(shard: Service, method: str) -> None:
     _, call = shard
     garbage = join_fields((REQUEST_HEADER_FIELD, b"\xff" * 4))
-    found = call(method, [garbage + join_fields((2, b""))])
+    found = call(method, [garbage + join_fields((2, b""))], REFUSED_S)
     assert found.code is grpc.StatusCode.INVALID_ARGUMENT, found.details
     assert "can't be parsed" in found.details
 
@@ -335,5 +340,5 @@ def test_garbage_to_a_coordinator_is_malformed(
     coordinator: Service, method: str
 ) -> None:
     _, call = coordinator
-    found = call(method, [b"\xff" * 64])
+    found = call(method, [b"\xff" * 64], REFUSED_S)
     assert found.code is grpc.StatusCode.INVALID_ARGUMENT, found.details

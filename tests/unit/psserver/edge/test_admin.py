@@ -368,6 +368,12 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "UNREAD_S", 0.2)
 
 
+@pytest.fixture
+def shorter_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In which a busy machine answers a request that is whole."""
+    monkeypatch.setattr(admin, "REQUEST_S", 2.0)
+
+
 @pytest.mark.usefixtures("short_times")
 @pytest.mark.parametrize(
     "begun",
@@ -387,7 +393,7 @@ async def test_a_request_that_does_not_end_ends_its_connection(begun: bytes) -> 
         await until(lambda: not port.port._connections)
 
 
-@pytest.mark.usefixtures("short_times")
+@pytest.mark.usefixtures("shorter_times")
 async def test_time_begins_again_with_each_request() -> None:
     async with served() as port:
         reader, writer = await port.connected()
@@ -452,7 +458,7 @@ async def test_answers_that_nobody_reads_make_room_for_the_next_one(
         assert port.port.refused_count == 2
 
 
-@pytest.mark.usefixtures("short_times")
+@pytest.mark.usefixtures("shorter_times")
 async def test_a_body_in_chunks_is_refused_and_not_parsed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -476,7 +482,7 @@ async def test_a_body_in_chunks_is_refused_and_not_parsed(
         assert parsed <= admin.PIECE_BYTES
 
 
-@pytest.mark.usefixtures("short_times")
+@pytest.mark.usefixtures("shorter_times")
 async def test_an_endless_body_is_refused() -> None:
     async with served() as port:
         reader, writer = await port.connected()

@@ -30,7 +30,7 @@ from pswire.v1 import coordinator_service_pb2, parameter_service_pb2
 from tests.doubles.http2_client import Http2Client
 from tests.doubles.job_tokens import JobTokens
 
-TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = 30.0
 PATH: Final = "/test.Probe/"
 
 
@@ -221,7 +221,7 @@ async def test_strangers_leave_half_of_all_calls_to_those_who_may_call(
 async def test_a_call_whose_first_message_does_not_come_ends(
     method: str, sent: bytes
 ) -> None:
-    async with probing(first_message_s=0.05) as (probe, channel):
+    async with probing(first_message_s=0.05) as (probe, _):
         with Http2Client(probe.address) as client:
             client.begin(PATH + method)
             if sent:
@@ -230,7 +230,6 @@ async def test_a_call_whose_first_message_does_not_come_ends(
         assert status == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
         assert f"a call of {method} was silent for 0.05 s" in text
         await probe.ended()
-        assert await echoed(channel) == b"x"
 
 
 async def test_a_call_that_ends_without_its_message_is_malformed() -> None:
@@ -269,26 +268,29 @@ async def test_a_machine_has_so_many_connections_and_those_with_calls_stay() -> 
         idle = [socket.create_connection(("127.0.0.1", probe.port)) for _ in range(6)]
         for each in idle:
             await asyncio.to_thread(each.recv, 1)  # gRPC has it
+            each.setblocking(False)
         Room(probe.calls, probe.port).look(asyncio.get_running_loop().time())
-        for each in idle:
-            each.settimeout(0.2)
-        is_ended = [await asyncio.to_thread(_is_ended, each) for each in idle]
-        assert is_ended.count(True) == 3
+        async with asyncio.timeout(TIMEOUT_S):
+            while sum(map(_is_ended, idle)) < 3:  # noqa: ASYNC110, gRPC's
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # in which more of them would end
+        assert sum(map(_is_ended, idle)) == 3
         assert not held.done()
+        for each in idle:
+            each.close()
         probe.is_over.set()
         await held
 
 
 def _is_ended(connection: socket.socket) -> bool:
-    with connection:
-        try:
-            while connection.recv(4096):
-                pass
-        except TimeoutError:
-            return False
-        except ConnectionError:
+    try:
+        while connection.recv(4096):
             pass
-        return True
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        pass
+    return True
 
 
 async def test_a_full_process_refuses_new_work_and_goes_on_with_steps() -> None:

@@ -21,8 +21,11 @@ from tests.doubles.s3_server import BUCKET, Fault, S3Server
 
 s3fs = pytest.importorskip("s3fs", reason="pip install 'paramserver[s3]'")
 
-TIMEOUT_S = 0.2
-"""After which the client gives up a request."""
+HANG_S = 0.8
+"""After which a client gives up a request, in tests where some hang."""
+
+TIMEOUT_S = 60.0
+"""Likewise in all others, which no busy machine takes."""
 
 ROOT = "run"
 PATH = "step-000000000500/file"
@@ -31,23 +34,38 @@ ALWAYS = 12
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[tuple[S3Server, Any]]:
-    """A server, and a file system of it."""
+def running() -> Iterator[tuple[S3Server, dict[float, Any]]]:
+    """A server, and file systems of it by the time that they have for a request."""
     with S3Server().running() as server:
-        files = s3fs.S3FileSystem(
-            endpoint_url=server.url,
-            key="key",
-            secret="secret",
-            skip_instance_cache=True,
-            config_kwargs={"read_timeout": TIMEOUT_S, "retries": {"max_attempts": 0}},
-        )
-        files.retries = 1
-        yield server, files
-        files.close_session(files.loop, files.s3)
+        found = {}
+        for timeout_s in (HANG_S, TIMEOUT_S):
+            retries = {"max_attempts": 0}
+            found[timeout_s] = files = s3fs.S3FileSystem(
+                endpoint_url=server.url,
+                key="key",
+                secret="secret",
+                skip_instance_cache=True,
+                config_kwargs={"read_timeout": timeout_s, "retries": retries},
+            )
+            files.retries = 1
+        yield server, found
+        for files in found.values():
+            if files._s3 is not None:
+                files.close_session(files.loop, files.s3)
 
 
 @pytest.fixture
-def server(running: tuple[S3Server, Any]) -> S3Server:
+def files(
+    running: tuple[S3Server, dict[float, Any]], request: pytest.FixtureRequest
+) -> Any:  # noqa: ANN401
+    """The file system, which gives up soon where the test's fault is to hang."""
+    given = getattr(request.node, "callspec", None)
+    hangs = given is not None and given.params.get("fault") is Fault.HANGS
+    return running[1][HANG_S if hangs else TIMEOUT_S]
+
+
+@pytest.fixture
+def server(running: tuple[S3Server, dict[float, Any]]) -> S3Server:
     """The server, with an empty bucket."""
     server, _ = running
     server.clear()
@@ -55,8 +73,7 @@ def server(running: tuple[S3Server, Any]) -> S3Server:
 
 
 @pytest.fixture
-def storage(server: S3Server, running: tuple[S3Server, Any]) -> ObjectStorage:
-    _, files = running
+def storage(server: S3Server, files: Any) -> ObjectStorage:  # noqa: ANN401
     files.invalidate_cache()
     return ObjectStorage(
         files, f"{BUCKET}/{ROOT}", f"s3://{BUCKET}/{ROOT}", pause=lambda _: None
@@ -160,30 +177,32 @@ def test_a_third_failure_is_named_and_nothing_is_there(
     assert server.objects == {}
 
 
+@pytest.mark.parametrize("fault", [Fault.HANGS])
 def test_a_store_that_hangs_for_long_is_tried_once(
-    server: S3Server, running: tuple[S3Server, Any]
+    server: S3Server,
+    files: Any,  # noqa: ANN401
+    fault: Fault,
 ) -> None:
-    storage = ObjectStorage(
-        running[1], f"{BUCKET}/{ROOT}", "s3://", try_s_max=TIMEOUT_S / 2
-    )
-    server.fail("LIST", "", Fault.HANGS)
+    storage = ObjectStorage(files, f"{BUCKET}/{ROOT}", "s3://", try_s_max=HANG_S / 2)
+    server.fail("LIST", "", fault)
 
     with pytest.raises(StorageError, match="can't be listed"):
         storage.names()
     assert server.count("LIST") == 1
 
 
-def test_a_bucket_that_is_not_there_is_named(running: tuple[S3Server, Any]) -> None:
-    storage = ObjectStorage(running[1], "no/run", "s3://no/run", pause=lambda _: None)
+def test_a_bucket_that_is_not_there_is_named(files: Any) -> None:  # noqa: ANN401
+    storage = ObjectStorage(files, "no/run", "s3://no/run", pause=lambda _: None)
 
     with pytest.raises(StorageError, match="knows no such place; make its bucket"):
         storage.write(PATH, filled(b"text"))
 
 
+@pytest.mark.parametrize("fault", [Fault.HANGS])
 def test_an_empty_folder_that_can_not_be_looked_at_is_left(
-    server: S3Server, storage: ObjectStorage
+    server: S3Server, storage: ObjectStorage, fault: Fault
 ) -> None:
-    server.fail("HEAD", "step-000000000500", *[Fault.HANGS] * 3)
+    server.fail("HEAD", "step-000000000500", *[fault] * 3)
 
     storage.remove_folder("step-000000000500")
 
@@ -194,10 +213,12 @@ def test_an_empty_folder_that_can_not_be_looked_at_is_left(
 
 
 @pytest.fixture
-def chunk_bytes(running: tuple[S3Server, Any], monkeypatch: pytest.MonkeyPatch) -> int:
+def chunk_bytes(
+    files: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+) -> int:
     """Bytes of one part of an upload."""
     size = 1 << 16
-    _, files = running
     monkeypatch.setattr(files, "put_file", partial(files.put_file, chunksize=size))
     return size
 
