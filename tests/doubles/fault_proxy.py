@@ -20,7 +20,7 @@ T = TypeVar("T")
 BUFFER_BYTES: Final = 1 << 16
 PIECES_UNDER_WAY: Final = 64
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
-TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = 30.0
 """Longest time for an order to the proxy."""
 
 

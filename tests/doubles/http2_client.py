@@ -17,7 +17,7 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
 WINDOW_UPDATE, CONTINUATION = 8, 9
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
-TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = 30.0
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

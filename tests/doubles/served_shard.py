@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # No handler of the data plane looks at it.
 NO_CONTEXT: Final = cast("Context", None)
 
-TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 30.0
 RATE: Final = 0.5
 
 # Each is a chunk of its own, since types differ; the last one never changes.

@@ -12,6 +12,7 @@ import psworker
 from psworker.errors import VersionMismatchError
 from psworker.transport import control_client
 from tests.doubles.fault_proxy import FaultProxy
+from tests.doubles.free_addresses import free_address
 from tests.integration.job import Job
 
 
@@ -38,13 +39,11 @@ def connect_error(address: str, timeout_s: float = 1.0) -> str:
     return text
 
 
-def test_a_port_where_nothing_listens_says_how_to_start_one(
-    listener: socket.socket,
-) -> None:
-    address = address_of(listener)
-    listener.close()
-
-    text = connect_error(address, 0.3)
+def test_a_port_where_nothing_listens_says_how_to_start_one() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        address = address_of(taken)
+        text = connect_error(address, 0.3)
 
     assert "connection refused - nothing listens there" in text
     assert f"psserver coordinator --listen {address}" in text
@@ -121,8 +120,7 @@ def test_another_version_is_refused_at_once(
 
 
 def test_a_coordinator_that_starts_late_is_waited_for(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
+    port = free_address().port
     connected: list[str] = []
 
     def connect() -> None:
@@ -132,7 +130,7 @@ def test_a_coordinator_that_starts_late_is_waited_for(tmp_path: Path) -> None:
     early = threading.Thread(target=connect)
     early.start()
     with Job(tmp_path / "state", shard_count=1, port=port):
-        early.join(20)
+        early.join(60)
 
     assert connected == ["early"]
 
@@ -141,7 +139,7 @@ def test_a_worker_id_of_a_living_process_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
-        Job(tmp_path / "state", shard_count=1, lease_ttl_ms=1000, sockets=True) as job,
+        Job(tmp_path / "state", shard_count=1, lease_ttl_ms=4000, sockets=True) as job,
         FaultProxy(job.address) as proxy,
         psworker.connect(job.address, worker_id="w0"),
     ):
@@ -149,16 +147,16 @@ def test_a_worker_id_of_a_living_process_is_taken(
         proxy.slow(delay_s=0.03)
         began = time.monotonic()
         with pytest.raises(psworker.WorkerIdTakenError, match="another worker id"):
-            psworker.connect(proxy.address, worker_id="w0", connect_timeout_s=1)
+            psworker.connect(proxy.address, worker_id="w0", connect_timeout_s=4)
     # Until a lease is over nobody knows whether the other one is alive.
-    assert 1 < time.monotonic() - began < 15
+    assert 4 < time.monotonic() - began < 60
     assert "worker id 'w0' belongs to a process at" in caplog.text
     assert "waiting for it to be gone, at most" in caplog.text
 
 
 def test_a_worker_id_is_free_once_its_process_is_known_as_lost(tmp_path: Path) -> None:
     with (
-        Job(tmp_path / "state", shard_count=1, lease_ttl_ms=2000, sockets=True) as job,
+        Job(tmp_path / "state", shard_count=1, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         first = psworker.connect(proxy.address, worker_id="w0")
@@ -166,6 +164,6 @@ def test_a_worker_id_is_free_once_its_process_is_known_as_lost(tmp_path: Path) -
         first.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         proxy.refuse()
 
-        with psworker.connect(job.address, worker_id="w0", connect_timeout_s=0.5) as ps:
+        with psworker.connect(job.address, worker_id="w0", connect_timeout_s=2) as ps:
             assert ps.worker_id == "w0"
         first.close()

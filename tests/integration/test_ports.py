@@ -47,7 +47,7 @@ from tests.integration.job import Job
 
 T = TypeVar("T")
 
-TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = 30.0
 RATE: Final = 0.5
 FIRST: Final = (1.0, 2.0, 4.0)
 ONES: Final = (1.0, 1.0, 1.0)

@@ -22,7 +22,7 @@ from tests.integration.job import Job, connect
 
 WARM_COUNT: Final = 12
 ROUND_COUNT: Final = 40
-SETTLE_TIMEOUT_S: Final = 5.0
+SETTLE_TIMEOUT_S: Final = 30.0
 
 
 @pytest.fixture(autouse=True)

@@ -193,7 +193,7 @@ async def test_the_watch_of_a_worker_that_leaves_ends_in_order(
     report(host)
     await leaving
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         events = [event async for event in watch]
 
     members = [list(event.view.record.members) for event in events if event.view]
@@ -288,7 +288,7 @@ async def test_who_is_not_the_process_of_a_worker_neither_watches_nor_leaves_as_
             ErrorReason.WORKER_INCARNATION_STALE,
             match="another process than the caller",
         ):
-            await asyncio.wait_for(call, 5)
+            await asyncio.wait_for(call, 30)
     assert entry.state is state
     assert entry.broken_ms is None
 
@@ -463,12 +463,12 @@ async def test_a_worker_joins_by_one_call_at_a_time(host: CoordinatorHost) -> No
         await is_over.wait()
 
     older = asyncio.ensure_future(worker.join(parts(), NO_CONTEXT))
-    await asyncio.wait_for(is_begun.wait(), 5)
+    await asyncio.wait_for(is_begun.wait(), 30)
     with pytest.raises(Refusal):  # it has no model
         await worker.join(stream_of(request), NO_CONTEXT)
 
     with refused(ErrorReason.DRAINING, "a newer call"):
-        await asyncio.wait_for(older, 5)
+        await asyncio.wait_for(older, 30)
 
 
 def join_request(host: CoordinatorHost, name: str) -> messages.JoinRequest:
@@ -512,7 +512,7 @@ async def test_strangers_who_join_and_are_silent_keep_out_no_worker(
     await asyncio.sleep(0)
 
     honest = worker.join(stream_of(join_request(host, "a")), NO_CONTEXT)
-    assert not (await asyncio.wait_for(honest, 5)).order
+    assert not (await asyncio.wait_for(honest, 30)).order
     (entry,) = host.core.roster.in_state(WorkerState.JOINING)
     assert entry.worker.worker_id == "a"
 
@@ -548,7 +548,7 @@ async def test_what_strangers_bring_to_join_with_is_limited_altogether(
     assert [call.done() for call in calls].count(False) == 2
     # A request of one message needs none of it.
     honest = worker.join(stream_of(join_request(host, "a")), NO_CONTEXT)
-    await asyncio.wait_for(honest, 5)
+    await asyncio.wait_for(honest, 30)
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)

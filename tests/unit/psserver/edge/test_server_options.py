@@ -372,7 +372,7 @@ async def test_a_handler_that_cancels_itself_ends_the_call_at_once() -> None:
 
     async with serving(cancelled, cancelled_stream) as address:
         for attempt in (call_unary, call_stream):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await attempt(address)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -401,7 +401,7 @@ async def test_a_client_that_hangs_up_ends_its_handler() -> None:
 
     async with serving(stream_handler=waiting) as address:
         await hang_up(address)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await ended.wait()
 
 
@@ -419,7 +419,7 @@ async def test_who_has_hung_up_is_sent_no_status() -> None:
 
     async with serving(stream_handler=waiting) as address:
         await hang_up(address)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await ended.wait()
     assert not contexts[0].done(), "which is: a status was sent"
 

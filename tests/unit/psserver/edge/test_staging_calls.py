@@ -70,7 +70,7 @@ async def test_one_that_waits_is_ended_at_once() -> None:
         waiting = asyncio.ensure_future(older.next())
         await asyncio.sleep(0)
         with calls.admitted("a", newer), pytest.raises(Refusal):
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, 30)
 
 
 async def test_a_call_that_is_over_is_not_ended_again() -> None:
@@ -119,11 +119,11 @@ class Sender:
 
     async def end(self) -> None:
         self.requests.queue.put_nowait(None)
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, 30)
 
     async def refused(self) -> ErrorReason:
         with pytest.raises(Refusal) as caught:
-            await asyncio.wait_for(self.task, 5)
+            await asyncio.wait_for(self.task, 30)
         assert CATALOGUE[caught.value.reason].retryable
         assert "ask again" in caught.value.text
         return caught.value.reason
@@ -208,7 +208,7 @@ async def test_each_of_many_who_wait_has_its_turn(
     monkeypatch.setattr(staging_calls, "SLOW_S", 0.01)
     places = places_for(1)
     senders = [Sender(places, name) for name in "abc"]
-    await asyncio.wait_for(senders[-1].has_place.wait(), 5)
+    await asyncio.wait_for(senders[-1].has_place.wait(), 30)
     for sender in senders[:-1]:
         assert await sender.refused() is ErrorReason.DRAINING
     await senders[-1].end()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Thread
@@ -43,12 +43,12 @@ def unconnected(path: str, process: str = "process 0") -> str:
 
 
 def start(
-    *arguments: str, **environment: str
+    *arguments: str, program: Sequence[str] = ("-m", "psworker"), **environment: str
 ) -> AbstractContextManager[subprocess.Popen[str]]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PS_")}
     return killed_at_end(
         subprocess.Popen(
-            [sys.executable, "-m", "psworker", "run", *arguments],
+            [sys.executable, *program, "run", *arguments],
             env=inherited | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -60,12 +60,12 @@ def start(
 
 def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
     with start(*arguments, **environment) as process:
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=90)
         return process.returncode, output, errors
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + 20
+    give_up_s = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < give_up_s
         time.sleep(0.01)
@@ -197,7 +197,7 @@ def test_a_first_signal_is_passed_on_and_the_exit_code_is_the_scripts(
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_a_second_signal_kills_what_the_first_did_not_end(
@@ -222,7 +222,16 @@ def test_a_second_signal_kills_what_the_first_did_not_end(
         assert sorted(heard) == ["[p0] heard\n", "[p1] heard\n"]
         time.sleep(SAME_WISH_S)  # one that comes sooner is the first
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 137
+        assert process.wait(timeout=60) == 137
+
+
+PATIENT = """
+from pswire import end_signals
+end_signals.SAME_WISH_S = 600.0
+from psworker.__main__ import main
+main()
+"""
+"""The launcher, for which signals that a busy machine brings late came at once."""
 
 
 def test_a_signal_that_comes_twice_at_once_kills_nobody(
@@ -242,13 +251,14 @@ def test_a_signal_that_comes_twice_at_once_kills_nobody(
             signal.pause()
         """,
     )
-    with start("--coordinator", coordinator, "--nproc", "2", path) as process:
+    arguments = ("--coordinator", coordinator, "--nproc", "2", path)
+    with start(*arguments, program=("-c", PATIENT)) as process:
         assert process.stdout is not None
         heard = [process.stdout.readline() for _ in range(2)]
         assert sorted(heard) == ["[p0] ready\n", "[p1] ready\n"]
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=10)
+        output, errors = process.communicate(timeout=60)
     assert sorted(output.splitlines()) == ["[p0] ends", "[p1] ends"]
     assert process.returncode == 5
     assert errors.count("SIGTERM: stopping") == 1
@@ -284,7 +294,7 @@ def test_what_a_second_signal_is_follows_from_when_it_comes(
     launched.stop(signal.SIGTERM)
     if not is_killed:
         tmp_path.joinpath("end").touch()
-    running.join(20)
+    running.join(60)
     assert codes == [137 if is_killed else 0]
     assert ("killed" in said) == is_killed
 
@@ -302,9 +312,10 @@ def test_it_waits_for_a_coordinator_that_is_late(tmp_path: Path) -> None:
         assert said.endswith(" s so far, at most 300 s\n")
         host, _, port = address.rpartition(":")
         with socket.create_server((host, int(port))):
-            output, errors = process.communicate(timeout=10)
+            output, errors = process.communicate(timeout=60)
     assert output == "started\n"
-    assert errors == (
+    # After further lines of waiting, where the machine is slow.
+    assert errors.endswith(
         f"psworker: the coordinator at {address} is there\n{unconnected(path)}"
     )
 
@@ -323,7 +334,7 @@ def test_a_signal_ends_the_wait(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert "waiting" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (143, "")
 
 
@@ -517,7 +528,7 @@ def test_processes_of_a_launcher_that_is_killed_are_ended(
             sys.exit(0)
 
         signal.signal(signal.SIGTERM, end)
-        signal.alarm(20)  # where nobody ends it
+        signal.alarm(60)  # where nobody ends it
         os.write(1, b"here\\n")
         while True:
             signal.pause()

@@ -3,7 +3,7 @@
 import io
 import os
 import random
-import threading
+import tempfile
 from typing import TextIO
 
 import pytest
@@ -47,18 +47,12 @@ def test_neighbours_have_colours_that_differ() -> None:
 
 
 def _carried(*pieces: bytes) -> bytes:
-    """What comes of pieces that a process writes before it ends."""
-    reader, writer = os.pipe()
+    """What comes of pieces between which no time passes."""
+    source = tempfile.TemporaryFile()  # noqa: SIM115, closed by who carries
+    source.writelines(pieces)
+    source.seek(0)
     sink = io.BytesIO()
-    source = open(reader, "rb")  # noqa: SIM115, closed by who carries
-    carrier = threading.Thread(
-        target=carry_lines, args=(source, sink, b"[p1] "), kwargs={"interval_s": 60}
-    )
-    carrier.start()
-    with open(writer, "wb", buffering=0) as stream:
-        for piece in pieces:
-            stream.write(piece)
-    carrier.join()
+    carry_lines(source, sink, b"[p1] ", interval_s=60)
     assert source.closed
     return sink.getvalue()
 

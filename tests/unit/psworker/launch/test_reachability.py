@@ -1,6 +1,7 @@
 """What is said of a coordinator that nobody reaches yet."""
 
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,12 +30,21 @@ def test_a_wait_for_the_coordinator_is_not_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reachability, "_RETRY_INTERVAL_S", 0.01)
+    clock = [0.0]
+    monkeypatch.setattr(
+        reachability, "time", SimpleNamespace(monotonic=lambda: clock[0])
+    )
     said: list[str] = []
+
+    def log(line: str) -> None:
+        said.append(line)
+        clock[0] += 60
+
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
         address = Address("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(ConnectError, match="connection refused"):
-            wait_reachable(address, 0.1, log=said.append, first_notice_s=0.0)
+            wait_reachable(address, 60, log=log, first_notice_s=0.0)
 
     (line,) = said
     assert line.startswith(f"waiting for the coordinator at {address}: ")

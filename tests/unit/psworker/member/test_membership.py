@@ -98,7 +98,7 @@ async def test_a_wait_hears_what_comes_before_its_task_first_runs() -> None:
 
     membership.take(SeedOrder(3, SHARDS))
 
-    await asyncio.wait_for(waiting, timeout=5)
+    await asyncio.wait_for(waiting, timeout=30)
 
 
 async def test_an_order_to_seed_brings_the_shard_map() -> None:

@@ -13,7 +13,7 @@ from pswire.reasons import ErrorReason, Refusal
 from psworker.transport.call_error import CallError
 from psworker.transport.shard_client import WholePushes
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 class Server:

@@ -24,7 +24,7 @@ from tests.doubles.core_values import key
 from tests.doubles.served_shard import NO_CONTEXT, OpenPull, OpenPush, ServedShard
 from tests.unit.psserver.shard.rpc.conftest import Make
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0
 
 UNREAD_MAX: Final = DEFAULT_LIMITS.worker_answers
 

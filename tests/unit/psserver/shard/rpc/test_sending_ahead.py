@@ -154,7 +154,7 @@ async def test_a_worker_that_has_sent_ahead_may_still_be_without_data(
     call = await sent_ahead(shard, "b", 1, (0, 1.0))
     first = shard.push("a", 1, {0: 1.0})
 
-    asked = await asyncio.wait_for(waiting, 5)
+    asked = await asyncio.wait_for(waiting, 30)
 
     assert asked.clock == 1
     assert not first.task.done()
@@ -174,7 +174,7 @@ async def test_a_report_does_not_know_of_what_went_ahead(make: Make) -> None:
     while not shard.host.outbox.empty():
         shard.host.outbox.get_nowait()
     shard.host.prepare_fence(2, FenceKind.MEMBERSHIP)
-    report = await asyncio.wait_for(shard.host.outbox.get(), 5)
+    report = await asyncio.wait_for(shard.host.outbox.get(), 30)
 
     assert isinstance(report, FenceReport)
     assert report.trailer_clock_max == 0

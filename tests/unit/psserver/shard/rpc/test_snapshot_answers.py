@@ -35,7 +35,7 @@ from tests.unit.psserver.shard.rpc.conftest import Make
 if TYPE_CHECKING:
     from psserver.edge.guard import Context
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0
 
 # Three chunks, of which one takes several messages.
 LARGE = (
