@@ -31,9 +31,7 @@ def bench_all_command(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME",
-            help="Measure this workload alone; can be repeated.",
-            show_default=False,
+            metavar="NAME", help="Measure this workload alone; can be repeated."
         ),
     ] = None,
     repetitions: Annotated[
@@ -180,7 +178,6 @@ def bench_overlap_command(
             "Of torch in each worker; by default all cores but one, which is left to "
             "the threads that send.",
             most=1024,
-            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,

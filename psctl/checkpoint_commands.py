@@ -33,7 +33,6 @@ FolderOption = Annotated[
         metavar="URL",
         help="A folder, or a URL of any store that fsspec knows, such as "
         "s3://BUCKET/FOLDER.",
-        show_default=False,
     ),
 ]
 
@@ -47,9 +46,7 @@ def _checkpoint_name(text: str) -> str:
 
 
 def _name_argument(help: str) -> Any:  # noqa: ANN401, as typer returns it
-    return typer.Argument(
-        parser=_checkpoint_name, metavar="NAME", help=help, show_default=False
-    )
+    return typer.Argument(parser=_checkpoint_name, metavar="NAME", help=help)
 
 
 @app.command()
@@ -86,7 +83,6 @@ def restore(
             metavar="URL",
             help="Of a job that does not run, in place of --coordinator: when it is "
             "started, it goes on from there.",
-            show_default=False,
         ),
     ] = None,
     yes: Annotated[
@@ -205,12 +201,9 @@ def export(
             EXPORT_FORMS,
             help="A file of torch.save(), a Hugging Face folder (model.safetensors), "
             "or a folder of torch.distributed.checkpoint.",
-            show_default=False,
         ),
     ],
-    out: Annotated[
-        Path, typer.Option(metavar="PATH", help="Where to.", show_default=False)
-    ],
+    out: Annotated[Path, typer.Option(metavar="PATH", help="Where to.")],
     model: Annotated[
         str | None,
         typer.Option(
@@ -224,7 +217,6 @@ def export(
             metavar="SIZE",
             help="For huggingface: write several files of at most this size, such as "
             "5GB, and their index; by default one.",
-            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -36,7 +36,6 @@ def show_config(
         typer.Argument(
             metavar="[-- OPTIONS]...",
             help="With --role, options as the command of that role would be given.",
-            show_default=False,
         ),
     ] = None,
     config: ConfigOption = None,
@@ -46,7 +45,6 @@ def show_config(
             _ROLES,
             help="All settings of this role; by default those of every role that "
             "somebody has set.",
-            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -58,7 +58,6 @@ def mode(
             parser=lambda text: chosen(Mode.labels(), text),
             metavar="|".join(Mode.labels()),
             help=f"{MODES_TEXT[0].upper()}{MODES_TEXT[1:]}.",
-            show_default=False,
         ),
     ],
     *,
@@ -113,7 +112,6 @@ def trace(
             parser=peer_address,
             metavar="HOST:PORT",
             help="Send it to a collector of OpenTelemetry as well, by OTLP over gRPC.",
-            show_default=False,
         ),
     ] = None,
     timeout: Annotated[float, timeout_option(3600.0)] = 60.0,
@@ -206,7 +204,6 @@ def doctor(
             metavar="DIR",
             help="A folder of state of a daemon here: whether it has room. May be "
             "given several times.",
-            show_default=False,
         ),
     ] = None,
     checkpoint_dir: Annotated[
@@ -214,7 +211,6 @@ def doctor(
         typer.Option(
             metavar="URL",
             help="Where checkpoints are written, in place of where the job says.",
-            show_default=False,
         ),
     ] = None,
     workers: Annotated[
@@ -223,7 +219,6 @@ def doctor(
             "Workers that this machine is to have, in place of those that the job has "
             "here.",
             most=1024,
-            show_default=False,
         ),
     ] = None,
     skip: Annotated[
@@ -232,7 +227,6 @@ def doctor(
             metavar="CHECK",
             help="Leave a check out, such as torch, which takes some seconds. May be "
             "given several times.",
-            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -375,26 +369,19 @@ def logs(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FOLDER]",
-            help="Where the logs are; by default that of --log-dir.",
-            show_default=False,
+            metavar="[FOLDER]", help="Where the logs are; by default that of --log-dir."
         ),
     ] = None,
     *,
     log_dir: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="The --log-dir of the processes.",
-            show_default=False,
-        ),
+        typer.Option(metavar="FOLDER", help="The --log-dir of the processes."),
     ] = None,
     state_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
             help="The --state-dir of a `psserver local`, which keeps logs in it.",
-            show_default=False,
         ),
     ] = None,
     follow: Annotated[
@@ -403,9 +390,7 @@ def logs(
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="10min|TIME",
-            help="Only lines of so long ago, or since a time.",
-            show_default=False,
+            metavar="10min|TIME", help="Only lines of so long ago, or since a time."
         ),
     ] = None,
     role: Annotated[
@@ -413,7 +398,6 @@ def logs(
         choice_option(
             ("coordinator", "shard", "local", "worker", "run", "form"),
             help="Only lines of processes of this role.",
-            show_default=False,
         ),
     ] = None,
     as_json: Annotated[
@@ -453,7 +437,6 @@ def check_history(
             metavar="FILE|FOLDER...",
             exists=True,
             help="Histories of one job, or folders with nothing else in them.",
-            show_default=False,
         ),
     ],
     as_json: JsonOption = False,
@@ -487,7 +470,6 @@ def replay(
             exists=True,
             help="Folder of the recordings, of which the newest of each shard is "
             "taken; or one recording of each shard.",
-            show_default=False,
         ),
     ],
     until: Annotated[
@@ -496,7 +478,6 @@ def replay(
             metavar="VERSION|clock:CLOCK",
             help="Stop at this version of each shard, or when all workers have reached "
             "this clock; at the end by default.",
-            show_default=False,
         ),
     ] = "",
     norm: Annotated[
@@ -504,7 +485,6 @@ def replay(
         number_option(
             allowed=NumberRange(0.0, NUMBER_MAX),
             help="Name the first update that changes the values by more, as L2 norm.",
-            show_default=False,
         ),
     ] = None,
     shows_pushes: Annotated[
@@ -512,18 +492,12 @@ def replay(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the model there, as safetensors.",
-            show_default=False,
-        ),
+        typer.Option(metavar="FILE", help="Write the model there, as safetensors."),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="Which model to write, where the job has several.",
-            show_default=False,
+            metavar="NAME", help="Which model to write, where the job has several."
         ),
     ] = None,
     as_json: JsonOption = False,

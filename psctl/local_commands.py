@@ -51,7 +51,6 @@ def demo(
             metavar="ROLE-INDEX@STEP",
             help="Kill a process with SIGKILL at a step, and report what follows: "
             "worker-1@40, coordinator@40 or shard-0@40.",
-            show_default=False,
         ),
     ] = None,
     secure: Annotated[
@@ -67,7 +66,6 @@ def demo(
             metavar="PATH",
             help="File or folder for the snapshot; by default "
             "./paramserver-demo.safetensors.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -109,9 +107,7 @@ def compare(
     *,
     workers: Annotated[
         int | None,
-        count_option(
-            "Workers; 4, with --attack 8 by default.", most=64, show_default=False
-        ),
+        count_option("Workers; 4, with --attack 8 by default.", most=64),
     ] = None,
     samples: Annotated[
         int | None,
@@ -119,7 +115,6 @@ def compare(
             "Samples in updates, the same for each run; 25,600 by default, with "
             "--attack 153,600, with --strategies 128,000.",
             most=1_000_000_000,
-            show_default=False,
         ),
     ] = None,
     modes: Annotated[
@@ -132,7 +127,6 @@ def compare(
             metavar="LIST",
             help="Any of hiccups, straggler and even; the first two by default, with "
             "--strategies even.",
-            show_default=False,
         ),
     ] = None,
     strategies: Annotated[
@@ -142,7 +136,6 @@ def compare(
             help="Holds ways to train beside the first of them, on the same samples: "
             "modes (bsp, ssp:3, asp, quorum:2) and strategies (diloco:50), compressed "
             "(bsp+int8) or not.",
-            show_default=False,
         ),
     ] = None,
     link: Annotated[
@@ -151,7 +144,6 @@ def compare(
             metavar="SPEED[,LATENCY]",
             help="With --strategies, the link of each worker, in each direction, such "
             "as 50mbit,20ms; by default that of this machine.",
-            show_default=False,
         ),
     ] = None,
     batch: Annotated[
@@ -164,7 +156,6 @@ def compare(
             metavar="LIST",
             help="Compares rules of aggregation in place of modes. Some workers (2 by "
             f"default) send wrong gradients, with commas between: {ATTACKS}.",
-            show_default=False,
         ),
     ] = None,
     rules: Annotated[
@@ -184,7 +175,6 @@ def compare(
             help="How long an undisturbed step takes; by default 100, or more where "
             "that is not long against the step's own work. With --strategies at least, "
             "and by default what its work takes when all workers share the cores.",
-            show_default=False,
         ),
     ] = None,
     target: Annotated[

@@ -26,7 +26,6 @@ _COORDINATOR: Final = typer.Option(
     parser=peer_address,
     metavar="HOST:PORT",
     help="The job's coordinator.",
-    show_default=False,
 )
 CoordinatorOption = Annotated[Address, _COORDINATOR]
 OptionalCoordinatorOption = Annotated[Address | None, _COORDINATOR]
@@ -36,20 +35,14 @@ JsonOption = Annotated[
 StalenessOption = Annotated[
     int | None,
     number_option(
-        allowed=NumberRange(0, STALENESS_BOUND_MAX),
-        metavar="S",
-        help=STALENESS_HELP,
-        show_default=False,
+        allowed=NumberRange(0, STALENESS_BOUND_MAX), metavar="S", help=STALENESS_HELP
     ),
 ]
 
 QuorumOption = Annotated[
     int | None,
     number_option(
-        allowed=NumberRange(1, WORKER_COUNT_MAX),
-        metavar="K",
-        help=QUORUM_HELP,
-        show_default=False,
+        allowed=NumberRange(1, WORKER_COUNT_MAX), metavar="K", help=QUORUM_HELP
     ),
 ]
 GraceWindowOption = Annotated[
@@ -58,7 +51,6 @@ GraceWindowOption = Annotated[
         allowed=NumberRange(0.0, GRACE_WINDOW_MS_MAX / 1000, unit="seconds"),
         metavar="SECONDS",
         help=GRACE_WINDOW_HELP,
-        show_default=False,
     ),
 ]
 

@@ -16,9 +16,7 @@ app = typer.Typer(
 
 FolderArgument = Annotated[
     Path,
-    typer.Argument(
-        metavar="DIR", help="Folder of the job's certificates.", show_default=False
-    ),
+    typer.Argument(metavar="DIR", help="Folder of the job's certificates."),
 ]
 
 
@@ -32,7 +30,6 @@ def init_command(
             metavar="NAME[,NAME]...",
             help="A machine that runs a coordinator or shards: the names and addresses "
             "by which others call it. Once for each machine.",
-            show_default=False,
         ),
     ] = None,
     worker: Annotated[
@@ -41,7 +38,6 @@ def init_command(
             metavar="ID",
             help="A worker that gets a certificate for this id alone; can be repeated. "
             "By default all workers share one, for any id.",
-            show_default=False,
         ),
     ] = None,
     days: Annotated[

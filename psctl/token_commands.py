@@ -19,7 +19,6 @@ TokensOption = Annotated[
     typer.Option(
         metavar="FILE",
         help="The file of the daemons' --tokens. It has no token, only digests.",
-        show_default=False,
     ),
 ]
 
@@ -33,7 +32,6 @@ def create(
         choice_option(
             [each.value for each in Role],
             help="What its holder may do: change the job, be a shard, train, or read.",
-            show_default=False,
         ),
     ],
     worker_id: Annotated[
@@ -42,7 +40,6 @@ def create(
             metavar="ID",
             help="With --role worker, the one worker that it speaks for; any by "
             "default.",
-            show_default=False,
         ),
     ] = "",
     expires: Annotated[
@@ -50,7 +47,6 @@ def create(
         typer.Option(
             metavar="TIME",
             help="How long it counts, such as 12h or 30d; for ever by default.",
-            show_default=False,
         ),
     ] = "",
     out: Annotated[
@@ -59,7 +55,6 @@ def create(
             metavar="FILE",
             help="Where the token goes, for its user alone, in place of one that is "
             "there: the file of its holder's --token-file.",
-            show_default=False,
         ),
     ] = None,
     prints: Annotated[
@@ -102,9 +97,7 @@ def list_command(*, tokens: TokensOption, as_json: JsonOption = False) -> None:
 def revoke(
     token_ids: Annotated[
         list[str],
-        typer.Argument(
-            metavar="ID...", help="As `psctl token list` shows it.", show_default=False
-        ),
+        typer.Argument(metavar="ID...", help="As `psctl token list` shows it."),
     ],
     *,
     tokens: TokensOption,

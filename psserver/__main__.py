@@ -96,15 +96,12 @@ Tokens = Annotated[
         metavar="FILE",
         help="The job's tokens, as `psctl token create` keeps them: whoever calls must "
         "show one, or a certificate of --tls-ca. Read again when it changes.",
-        show_default=False,
     ),
 ]
 History = Annotated[
     str,
     typer.Option(
-        metavar="FILE|FOLDER/",
-        help="Where to write a history, see docs/history.md.",
-        show_default=False,
+        metavar="FILE|FOLDER/", help="Where to write a history, see docs/history.md."
     ),
 ]
 Record = Annotated[
@@ -115,7 +112,6 @@ Record = Annotated[
         "order of its update, for `psctl replay`; made if it does not exist. It takes "
         "as many bytes as are pushed, and the values and optimizer state once. See "
         "docs/replay.md.",
-        show_default=False,
     ),
 ]
 Limit = Annotated[
@@ -132,7 +128,6 @@ Limit = Annotated[
             for name, default, _ in Limits.rows()
         )
         + ". See docs/limits.md.",
-        show_default=False,
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
@@ -185,7 +180,6 @@ def shard(
             parser=peer_address,
             metavar="HOST:PORT",
             help="The job's coordinator; it may be started later.",
-            show_default=False,
         ),
     ],
     listen: Listen = "127.0.0.1:0",  # type: ignore[assignment]
@@ -206,7 +200,6 @@ def shard(
             metavar="N",
             help="Which shard of the job it shall be, if that place is free; any by "
             "default.",
-            show_default=False,
         ),
     ] = None,
     threads: Annotated[
@@ -282,11 +275,7 @@ def form(
     state_dir: StateDir,
     checkpoint_dir: Annotated[
         str,
-        typer.Option(
-            metavar="FOLDER|URL",
-            help="Where the job's checkpoints are.",
-            show_default=False,
-        ),
+        typer.Option(metavar="FOLDER|URL", help="Where the job's checkpoints are."),
     ],
     wait: Annotated[
         float,

@@ -102,26 +102,16 @@ class JobOptions:
     ] = Mode.BSP.label
     staleness: Annotated[
         int | None,
-        number_option(
-            allowed=STALENESS_BOUND,
-            metavar="S",
-            help=STALENESS_HELP,
-            show_default=False,
-        ),
+        number_option(allowed=STALENESS_BOUND, metavar="S", help=STALENESS_HELP),
     ] = None
     quorum: Annotated[
         int | None,
-        number_option(
-            allowed=QUORUM, metavar="K", help=QUORUM_HELP, show_default=False
-        ),
+        number_option(allowed=QUORUM, metavar="K", help=QUORUM_HELP),
     ] = None
     grace_window: Annotated[
         float | None,
         number_option(
-            allowed=GRACE_WINDOW_S,
-            metavar="SECONDS",
-            help=GRACE_WINDOW_HELP,
-            show_default=False,
+            allowed=GRACE_WINDOW_S, metavar="SECONDS", help=GRACE_WINDOW_HELP
         ),
     ] = None
     min_workers: Annotated[
@@ -149,7 +139,6 @@ class JobOptions:
             "newest checkpoint in the same processes, or fail. With wait the first "
             "checkpoint is made when the job starts. By default it waits if there is a "
             "checkpoint.",
-            show_default=False,
         ),
     ] = None
     step_atomicity: Annotated[
@@ -159,7 +148,6 @@ class JobOptions:
             help="Apply each chunk of a step as soon as its gradients have arrived, or "
             "all of them when every shard has the whole clock, which takes a second "
             "round trip; `chunk` by default.",
-            show_default=False,
         ),
     ] = None
     backup_workers: Annotated[
@@ -215,7 +203,6 @@ class JobOptions:
             "--gradient-norm-max: the step is skipped, its push is rejected and the "
             "others count, or it is clipped to that norm. By default rejected where "
             "there is such a norm or another rule than the mean, else skipped.",
-            show_default=False,
         ),
     ] = None
     chunk_kib: Annotated[
@@ -227,7 +214,6 @@ class JobOptions:
             f"from {CHUNK_BYTES_ASKED_MIN >> 10} to {CHUNK_BYTES_MAX >> 10} KiB, at "
             f"most {VALUES_PART_BYTES >> 10} in a job that compresses. By default "
             "1024, and more for large models.",
-            show_default=False,
         ),
     ] = None
     lease_ttl: Annotated[
@@ -244,7 +230,6 @@ class JobOptions:
             metavar="FOLDER|URL",
             help="Where to write checkpoints: a folder, or any URL that fsspec "
             "reaches, which the coordinator and all shards see under this name.",
-            show_default=False,
         ),
     ] = None
     checkpoint_every: Annotated[
@@ -254,7 +239,6 @@ class JobOptions:
             metavar="500steps|10min",
             help="With --checkpoint-dir, how often: after so many steps of all workers "
             f"together, or so much time; {EVERY_TEN_MINUTES} by default.",
-            show_default=False,
         ),
     ] = None
     checkpoint_keep: Annotated[
@@ -264,7 +248,6 @@ class JobOptions:
             metavar="N",
             help="With --checkpoint-dir, how many checkpoints stay; "
             f"{CHECKPOINT_KEEP_COUNT_DEFAULT} by default.",
-            show_default=False,
         ),
     ] = None
     seed: Annotated[

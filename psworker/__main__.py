@@ -180,17 +180,13 @@ def run(
         typer.Argument(
             metavar="-- SCRIPT [ARGS]...",
             help="A Python script, or -m and a module, with its arguments.",
-            show_default=False,
         ),
     ],
     *,
     coordinator: Annotated[
         Address | None,
         typer.Option(
-            parser=peer_address,
-            metavar="HOST:PORT",
-            help="The job's coordinator.",
-            show_default=False,
+            parser=peer_address, metavar="HOST:PORT", help="The job's coordinator."
         ),
     ] = None,
     nproc: Annotated[
@@ -243,7 +239,6 @@ def run(
         typer.Option(
             metavar="FILE|FOLDER/",
             help="Where to write histories, see docs/history.md.",
-            show_default=False,
         ),
     ] = "",
     progress: Annotated[

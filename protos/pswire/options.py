@@ -179,9 +179,7 @@ def takes_credentials(command: Callable[..., None]) -> Callable[..., None]:
                 default=None,
                 annotation=Annotated[
                     Path | None,
-                    typer.Option(
-                        metavar="FILE", envvar=variable, help=text, show_default=False
-                    ),
+                    typer.Option(metavar="FILE", envvar=variable, help=text),
                 ],
             )
             for name, (variable, text) in _CREDENTIAL_OPTIONS.items()
@@ -199,7 +197,6 @@ _LOG_OPTIONS: Final = {
             envvar=LOG_FORMAT_VARIABLE,
             help="How lines of the log look: text for people, JSON for programs. By "
             "default text on a terminal and JSON elsewhere.",
-            show_default=False,
         ),
     ),
     "log_dir": (
@@ -210,7 +207,6 @@ _LOG_OPTIONS: Final = {
             envvar=LOG_DIR_VARIABLE,
             help="Where to keep logs too, at most 32 MiB of each process, for `psctl "
             "logs`.",
-            show_default=False,
         ),
     ),
 }
