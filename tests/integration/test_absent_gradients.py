@@ -33,10 +33,8 @@ CASES: Final[list[tuple[str, dict[str, Any]]]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts the model so that tensors share chunks and chunks share tensors."""
-    cut_into(monkeypatch, 64, 256)
+small_chunks = cut_into(64, 256)
+"""Cuts the model so that tensors share chunks and chunks share tensors."""
 
 
 class Model(nn.Module):

@@ -33,11 +33,8 @@ BATCHES: Final = {1: (16,), 2: (11, 5), 3: (3, 9, 4)}
 CLIP: Final = 1.2
 """Norms are 0.6 to 2.3 in the training below: some steps are clipped, some are not."""
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts a model of a few KiB into a dozen chunks, on both sides alike."""
-    cut_into(monkeypatch, 64, 512)
+small_chunks = cut_into(64, 512)
+"""Cuts a model of a few KiB into a dozen chunks, on both sides alike."""
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,8 @@ PUSHES = [Compression(push=method, ratio=0.1) for method in ENCODINGS]
 PULLS = [Compression(pull=method, ratio=0.1) for method in ENCODINGS]
 BOTH = [Compression("topk", "topk", 0.1), Compression("onebit", "int8")]
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts a model of a few KiB into a few chunks, on both sides alike."""
-    cut_into(monkeypatch, 64, 1024)
+small_chunks = cut_into(64, 1024)
+"""Cuts a model of a few KiB into a few chunks, on both sides alike."""
 
 
 @pytest.fixture(autouse=True)

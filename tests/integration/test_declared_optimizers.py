@@ -26,11 +26,8 @@ from tests.integration.one_process import (
     small_model,
 )
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts tensors of a few elements into chunks, on both sides alike."""
-    cut_into(monkeypatch, 24, 64)
+small_chunks = cut_into(24, 64)
+"""Cuts tensors of a few elements into chunks, on both sides alike."""
 
 
 def train(

@@ -49,10 +49,8 @@ VARIANTS: Final[list[tuple[str, dict[str, Any]]]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts tensors of a few elements into chunks, on both sides alike."""
-    cut_into(monkeypatch, 24, 64)
+small_chunks = cut_into(24, 64)
+"""Cuts tensors of a few elements into chunks, on both sides alike."""
 
 
 class Run:

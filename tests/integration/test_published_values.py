@@ -27,11 +27,8 @@ STEP_COUNT: Final = 6
 
 Publish = Callable[..., None]
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts tensors of a few elements into chunks, on both sides alike."""
-    cut_into(monkeypatch, 24, 64)
+small_chunks = cut_into(24, 64)
+"""Cuts tensors of a few elements into chunks, on both sides alike."""
 
 
 def normed_model() -> nn.Sequential:

@@ -117,11 +117,7 @@ CASES: Final = {
     ),
 }
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_into(monkeypatch, 64, 512)
-
+small_chunks = cut_into(64, 512)
 
 NEVER: Final = CheckpointInterval(duration_ms=3_600_000)
 

@@ -40,11 +40,13 @@ STEP_COUNT: Final = 12
 SEED: Final = 20261128
 
 
+small_chunks = cut_into(64, 256, autouse=False)
+
+
 @pytest.fixture
-def all_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def all_shared(monkeypatch: pytest.MonkeyPatch, small_chunks: None) -> None:
     """Chunks of any size go through shared memory."""
     monkeypatch.setattr("pswire.shared_memory.layout.SHARED_BYTES_MIN", 0)
-    cut_into(monkeypatch, 64, 256)
 
 
 class Net(nn.Module):

@@ -4,7 +4,6 @@ import threading
 from pathlib import Path
 from typing import Final
 
-import pytest
 import torch
 from torch import nn
 
@@ -16,11 +15,8 @@ from tests.integration.job import Crew, Job, connect
 SNAPSHOT_COUNT: Final = 200
 WORKERS: Final = ("w0", "w1")
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives every shard several chunks of a model of 1 KiB."""
-    cut_into(monkeypatch, 64, 128)
+small_chunks = cut_into(64, 128)
+"""Gives every shard several chunks of a model of 1 KiB."""
 
 
 def countdown_model() -> nn.Module:

@@ -175,11 +175,8 @@ CASES: Final = {
     ),
 }
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts a model of a few KiB into a dozen chunks, on both sides alike."""
-    cut_into(monkeypatch, 64, 512)
+small_chunks = cut_into(64, 512)
+"""Cuts a model of a few KiB into a dozen chunks, on both sides alike."""
 
 
 @pytest.mark.parametrize("name", CASES)

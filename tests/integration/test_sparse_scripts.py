@@ -24,11 +24,8 @@ from tests.integration.one_process import (
 ROW_COUNT: Final = 30
 STEP_COUNT: Final = 6
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts tables of a few hundred elements into chunks, on both sides alike."""
-    cut_into(monkeypatch, 64, 256)
+small_chunks = cut_into(64, 256)
+"""Cuts tables of a few hundred elements into chunks, on both sides alike."""
 
 
 class Model(nn.Module):

@@ -22,11 +22,8 @@ STEP_COUNT: Final = 8
 ROWS: Final = {"w0": slice(0, 3), "w1": slice(3, 8)}
 ALL: Final = slice(0, 8)
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts tensors of a few elements into chunks, on both sides alike."""
-    cut_into(monkeypatch, 24, 64)
+small_chunks = cut_into(24, 64)
+"""Cuts tensors of a few elements into chunks, on both sides alike."""
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

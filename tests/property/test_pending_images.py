@@ -32,10 +32,7 @@ OPTIMIZERS: Final = {"a/b": TRAINED[:5], "other": TRAINED[5:]}
 VALUES: Final = 3
 """Of this parameter workers publish values."""
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_into(monkeypatch, 64, 256)
+small_chunks = cut_into(64, 256)
 
 
 class Trained:

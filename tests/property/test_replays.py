@@ -49,10 +49,7 @@ NAMES: Final = ("w0", "w1", "w2")
 Update = tuple[list[PushId], ApplyChunk, SentValues | None, NormLimit | None]
 """What `Recorder.apply` takes, in this order, but for the engine."""
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_into(monkeypatch, 64, 256)
+small_chunks = cut_into(64, 256)
 
 
 class Recorded:

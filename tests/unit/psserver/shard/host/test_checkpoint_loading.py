@@ -46,10 +46,7 @@ CORE = CoreImage(
     },
 )
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_into(monkeypatch, 64, 256)
+small_chunks = cut_into(64, 256)
 
 
 def trained(shard_count: int = 2) -> Shards:

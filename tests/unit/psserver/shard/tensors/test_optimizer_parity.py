@@ -64,11 +64,8 @@ NARROW: Final = (torch.float16, torch.bfloat16)
 
 SHAPES: Final = [(40, 7), (7,), (), (1,), (33, 5), (3,), (5, 2)]
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts a model of two KiB into several chunks."""
-    cut_into(monkeypatch, 64, 512)
+small_chunks = cut_into(64, 512)
+"""Cuts a model of two KiB into several chunks."""
 
 
 def make_parameters(

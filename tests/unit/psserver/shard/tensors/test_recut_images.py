@@ -55,12 +55,8 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Switches by which an optimizer keeps all that it can."""
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts a model of two KiB into several chunks."""
-    cut_into(monkeypatch, 64, 256)
-
+small_chunks = cut_into(64, 256)
+"""Cuts a model of two KiB into several chunks."""
 
 CORE: Final = CoreImage(version=0, applied_clock=0, frontier=0, windows=(), used={})
 

@@ -40,10 +40,8 @@ CASES: Final[list[tuple[str, dict[str, Any]]]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts tables of a few hundred elements into chunks that cut rows."""
-    cut_into(monkeypatch, 64, 256)
+small_chunks = cut_into(64, 256)
+"""Cuts tables of a few hundred elements into chunks that cut rows."""
 
 
 @dataclass(frozen=True)
