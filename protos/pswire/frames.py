@@ -33,7 +33,7 @@ from pswire.message_fields import (
     varint,
 )
 from pswire.reasons import ErrorReason, Refusal
-from pswire.shared_memory.layout import SharedRun
+from pswire.shared_memory.segments import SharedRun
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from pswire.awaited import NOT_KNOWN
-from pswire.data_codec import read_epoch
 from pswire.job_settings import JobSettings
 from pswire.membership import Mode, ModeTerms
-from pswire.membership_codec import known, read_settings
+from pswire.membership_codec import known, read_epoch, read_settings
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import push_pb2
 

@@ -1,14 +1,15 @@
 """A shard's answer to a fence <-> its message."""
 
 from psserver.edge.fence_report import FenceReport, WorkerHolding
-from pswire.data_codec import range_messages, read_ranges
 from pswire.membership_codec import (
     choice_message,
     identity_message,
     mixed_messages,
+    range_messages,
     read_choice,
     read_identity,
     read_mixed,
+    read_ranges,
 )
 from pswire.v1 import coordinator_service_pb2 as messages
 

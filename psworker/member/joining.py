@@ -38,7 +38,7 @@ from psworker.member.session import Session
 from psworker.optim.optimizer_state import parts_of
 from psworker.optim.prepare import Prepared
 from psworker.optim.push_result import PushResult, combine
-from psworker.tensors.samples import Samples
+from psworker.optim.write_guard import Samples
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.call_error import CallError

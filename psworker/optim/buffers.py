@@ -17,7 +17,7 @@ from pswire.schema import OptimizerSpec
 from pswire.torch_types import buffer_of
 from psworker.optim.buffer_policies import BufferPolicy
 from psworker.optim.model_schema import BoundSchema
-from psworker.tensors.samples import Look, Samples, bytes_here
+from psworker.optim.write_guard import Look, Samples, bytes_here
 from psworker.tensors.value_store import Scope, ValueStore
 
 _COMPARED_BYTES_MAX: Final = 64 << 10

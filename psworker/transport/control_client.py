@@ -7,19 +7,21 @@ from typing_extensions import override
 
 from pswire.channels import ChannelKind, aio_channel
 from pswire.compression import Compression
-from pswire.data_codec import (
-    read_epoch,
-    read_ranges,
-    read_split,
-    report_fields,
-    split_message,
-)
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
 from pswire.leased_data import DataReport, Origin
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import WorkerKey
-from pswire.membership_codec import identity_message, read_identity, read_settings
+from pswire.membership_codec import (
+    identity_message,
+    read_epoch,
+    read_identity,
+    read_ranges,
+    read_settings,
+    read_split,
+    report_fields,
+    split_message,
+)
 from pswire.reasons import ErrorReason, Refusal
 from pswire.recorded_split import RecordedSplit
 from pswire.resident_memory import resident_bytes

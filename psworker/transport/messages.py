@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 
 from pswire.awaited import Awaited
-from pswire.data_codec import range_messages
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Mode
-from pswire.membership_codec import identity_message, known, read_record
+from pswire.membership_codec import identity_message, known, range_messages, read_record
 from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import schema_from_message

@@ -44,14 +44,16 @@ from pswire.shared_memory.handshake import (
     address_of,
     check_peer,
 )
-from pswire.shared_memory.layout import (
+from pswire.shared_memory.segments import (
     GradientLayout,
+    MemorySegment,
+    SegmentError,
     SegmentKind,
     SharedRun,
     ValuesLayout,
+    fence,
     is_worth_sharing,
 )
-from pswire.shared_memory.segments import MemorySegment, SegmentError, fence
 from pswire.torch_types import buffer_of, tensor_from_buffer
 from pswire.v1.parameter_service_pb2 import OpenSegmentsResponse
 from psworker.tensors.tensor_chunks import Bytes, ChunkSource

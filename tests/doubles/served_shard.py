@@ -31,7 +31,7 @@ from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import FenceKind, Member, Mode, Record
 from pswire.membership_codec import identity_message
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
-from pswire.shared_memory.layout import SharedRun
+from pswire.shared_memory.segments import SharedRun
 from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
 from pswire.v1 import membership_pb2, parameter_service_pb2, push_pb2, schema_pb2
 from tests.doubles.core_values import key, sgd

@@ -20,8 +20,13 @@ from pswire.reasons import Refusal
 from pswire.recorded_split import RecordedSplit
 from pswire.security.roles import Identity
 from pswire.shared_memory.handshake import Answer, Offer
-from pswire.shared_memory.layout import SegmentHeader, SegmentKind
-from pswire.shared_memory.segments import MemorySegment, SegmentError, is_wanted
+from pswire.shared_memory.segments import (
+    MemorySegment,
+    SegmentError,
+    SegmentHeader,
+    SegmentKind,
+    is_wanted,
+)
 from psworker.backends.host.rendezvous import MESSAGES
 from psworker.config import named_coordinator
 from psworker.data.origin import OriginInvalidError, drawing_from, generator_of

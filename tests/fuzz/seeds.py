@@ -25,12 +25,6 @@ from psserver.shard.core.push import Trailer
 from pswire.checkpoint.folder import Owner
 from pswire.checkpoint.parts import PartKey, write_part
 from pswire.checkpoint.registered_state import encode_states
-from pswire.data_codec import (
-    epoch_message,
-    range_messages,
-    report_fields,
-    split_message,
-)
 from pswire.encodings.change import digest_of, pack_change
 from pswire.encodings.codec import added
 from pswire.encodings.known import ENCODINGS
@@ -53,9 +47,13 @@ from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Mode
 from pswire.membership_codec import (
     choice_message,
+    epoch_message,
     identity_message,
+    range_messages,
     record_message,
+    report_fields,
     settings_message,
+    split_message,
 )
 from pswire.optimizer_states import StateKey, encode_state
 from pswire.outcome import Outcome
@@ -65,7 +63,7 @@ from pswire.schema_codec import optimizer_to_message, terms_fields
 from pswire.security.roles import Identity, Role
 from pswire.security.token_store import TokenEntry, TokenStore
 from pswire.security.tokens import digest_of as token_digest
-from pswire.shared_memory.layout import SegmentHeader, SegmentKind, SharedRun
+from pswire.shared_memory.segments import SegmentHeader, SegmentKind, SharedRun
 from pswire.slice_rows import SliceRows, pack_rows
 from pswire.v1 import coordinator_service_pb2 as control
 from pswire.v1 import membership_pb2, parameter_service_pb2, push_pb2, schema_pb2

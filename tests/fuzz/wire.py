@@ -25,15 +25,6 @@ from psserver.shard.rpc.push_codec import (
     worker_choice,
 )
 from pswire.compression import Compression
-from pswire.data_codec import (
-    epoch_message,
-    read_epoch,
-    read_ranges,
-    read_report,
-    read_split,
-    report_fields,
-    split_message,
-)
 from pswire.encodings.change import unpack_change
 from pswire.encodings.known import ENCODINGS
 from pswire.error_details import (
@@ -55,10 +46,17 @@ from pswire.frames import (
 )
 from pswire.membership_codec import (
     choice_message,
+    epoch_message,
+    read_epoch,
+    read_ranges,
     read_record,
+    read_report,
     read_settings,
+    read_split,
     record_message,
+    report_fields,
     settings_message,
+    split_message,
 )
 from pswire.optimizer_states import decode_state, encode_state
 from pswire.placement import place
@@ -72,7 +70,7 @@ from pswire.schema_codec import (
     read_terms,
     terms_fields,
 )
-from pswire.shared_memory.layout import GradientLayout
+from pswire.shared_memory.segments import GradientLayout
 from pswire.slice_rows import pack_rows, unpack_rows
 from pswire.status_document import status_document
 from pswire.torch_types import buffer_of

@@ -18,8 +18,13 @@ from psserver.shard.host.hosted_members import HostedMembers
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Mode, WorkerKey
 from pswire.shared_memory.handshake import TOKEN_BYTES, Answer, Offer, address_of
-from pswire.shared_memory.layout import GradientLayout, SegmentKind
-from pswire.shared_memory.segments import MemorySegment, SegmentError, boot_id
+from pswire.shared_memory.segments import (
+    GradientLayout,
+    MemorySegment,
+    SegmentError,
+    SegmentKind,
+    boot_id,
+)
 from pswire.v1 import (
     membership_pb2,
     parameter_service_pb2,
@@ -46,7 +51,7 @@ small_chunks = cut_into(64, 256, autouse=False)
 @pytest.fixture
 def all_shared(monkeypatch: pytest.MonkeyPatch, small_chunks: None) -> None:
     """Chunks of any size go through shared memory."""
-    monkeypatch.setattr("pswire.shared_memory.layout.SHARED_BYTES_MIN", 0)
+    monkeypatch.setattr("pswire.shared_memory.segments.SHARED_BYTES_MIN", 0)
 
 
 class Net(nn.Module):
@@ -190,7 +195,7 @@ def test_values_of_two_workers_at_once_are_never_mixed(
 def test_an_evicted_worker_joins_with_new_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pswire.shared_memory.layout.SHARED_BYTES_MIN", 0)
+    monkeypatch.setattr("pswire.shared_memory.segments.SHARED_BYTES_MIN", 0)
     with (
         Job(tmp_path, sockets=True) as job,
         FaultProxy(job.address) as proxy,

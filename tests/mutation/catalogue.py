@@ -712,7 +712,7 @@ BUGS = (
         "edits told by torch's count of writes alone",
         (
             Edit(
-                "psworker/tensors/samples.py",
+                "psworker/optim/write_guard.py",
                 "        bits = [part.tobytes() for part in self._parts]\n",
                 '        bits = [b"" for part in self._parts]\n',
             ),

@@ -17,8 +17,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from pswire.shared_memory.layout import SegmentHeader, SegmentKind
-from pswire.shared_memory.segments import SegmentError
+from pswire.shared_memory.segments import SegmentError, SegmentHeader, SegmentKind
 
 TOKEN_BYTES: Final = 16
 

@@ -6,7 +6,8 @@ from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
 from psserver.edge.decoding import check_protocol
 from psserver.edge.guard import Context, Methods, answered
-from pswire.data_codec import (
+from pswire.leased_data import EpochShape
+from pswire.membership_codec import (
     epoch_message,
     range_messages,
     read_report,
@@ -14,7 +15,6 @@ from pswire.data_codec import (
     split_message,
     split_messages,
 )
-from pswire.leased_data import EpochShape
 from pswire.names import check_name
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages

@@ -19,10 +19,9 @@ from psserver.edge.decoding import check_protocol
 from psserver.edge.guard import Context, Methods, answered, machine_of, streamed
 from psserver.edge.metrics import JobReadings
 from psserver.edge.monotonic import now_ms
-from pswire.data_codec import split_messages
 from pswire.limits import STALENESS_BOUND_MAX, TRACE_STEP_COUNT_MAX
 from pswire.membership import Mode, ModeTerms
-from pswire.membership_codec import known
+from pswire.membership_codec import known, split_messages
 from pswire.names import shown_url
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import cut_model, schema_to_message

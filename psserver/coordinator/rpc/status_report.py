@@ -13,9 +13,8 @@ from psserver.coordinator.host.job_waits import JobWaits
 from psserver.coordinator.rpc.watch_codec import address_message
 from pswire.aggregation import NO_COUNTS
 from pswire.awaited import NOT_KNOWN
-from pswire.data_codec import epoch_message
 from pswire.membership import Member, WorkerState
-from pswire.membership_codec import identity_message, settings_message
+from pswire.membership_codec import epoch_message, identity_message, settings_message
 from pswire.names import shown_url
 from pswire.privacy import Privacy
 from pswire.v1 import coordinator_service_pb2 as messages

@@ -27,7 +27,6 @@ from psserver.edge.staging_calls import StagingCall, StagingCalls, StagingPlaces
 from psserver.logs import RefusalLog
 from pswire.activity import Activity
 from pswire.compression import ENCODING_NAMES
-from pswire.data_codec import read_report
 from pswire.limits import (
     ENCODING_COUNT_MAX,
     METRIC_COUNT_MAX,
@@ -36,7 +35,7 @@ from pswire.limits import (
     WAITING_INTERVAL_MS,
 )
 from pswire.membership import WorkerState
-from pswire.membership_codec import identity_message, settings_message
+from pswire.membership_codec import identity_message, read_report, settings_message
 from pswire.names import check_metric_name, check_name
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.schema_codec import MergedModel, optimizer_from_message, read_terms

@@ -15,8 +15,7 @@ from pswire.membership import WorkerKey
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.shared_memory.handshake import HANDSHAKE_TIMEOUT_S
-from pswire.shared_memory.layout import GradientLayout
-from pswire.shared_memory.segments import MemorySegment
+from pswire.shared_memory.segments import GradientLayout, MemorySegment
 
 log = logging.getLogger("psserver.shard")
 

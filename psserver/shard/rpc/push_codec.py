@@ -18,7 +18,6 @@ from psserver.shard.core.effects import HyperparametersDiffer
 from psserver.shard.core.push import PushId, Reply, Trailer
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.host.shard_model import ShardModel
-from pswire.data_codec import read_ranges
 from pswire.frames import (
     SHARED_CHUNKS_FIELD,
     ChunkFrame,
@@ -28,7 +27,7 @@ from pswire.frames import (
 )
 from pswire.limits import GRADIENT_NORM_MAX, SCHEDULER_COUNT_MAX
 from pswire.membership import ClockChoice, WorkerKey
-from pswire.membership_codec import read_choice
+from pswire.membership_codec import read_choice, read_ranges
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
 from pswire.v1 import membership_pb2, push_pb2

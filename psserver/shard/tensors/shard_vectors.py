@@ -6,26 +6,26 @@ calls sees to it that a chunk is not read while it is being updated.
 """
 
 import mmap
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final
 
 import torch
 
 from pswire.frames import bits_to_bytes, encode_shared_chunk
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
-from pswire.shared_memory.layout import is_worth_sharing
-from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
-
-if TYPE_CHECKING:
-    from pswire.schema import ElementType
-from collections.abc import Callable
-from contextlib import contextmanager
-
 from pswire.schema import ElementType
-from pswire.shared_memory.layout import SegmentKind, SharedRun, ValuesLayout
-from pswire.shared_memory.segments import MemorySegment, SegmentError, fence
+from pswire.shared_memory.segments import (
+    MemorySegment,
+    SegmentError,
+    SegmentKind,
+    SharedRun,
+    ValuesLayout,
+    fence,
+    is_worth_sharing,
+)
+from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
 
 VectorMemory = Callable[[Placement, int], "ValuesSegment | None"]
 """Makes the memory of a shard's vectors; None where it shall not be shared."""

@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 import torch
 
 from pswire.schema import EntryKind, ModelSchema
-from pswire.shared_memory.layout import (
+from pswire.shared_memory.segments import (
     CHUNK_ALIGNMENT_BYTES,
     HEADER_BYTES,
+    MemorySegment,
     SegmentHeader,
     SegmentKind,
 )
-from pswire.shared_memory.segments import MemorySegment
 from pswire.torch_types import tensor_from_buffer
 from psworker.backends.host.messages import ProcessId, StepPart
 from psworker.optim.buffer_policies import BufferPolicy

@@ -29,8 +29,7 @@ from pswire.object_marks import ObjectMark
 from pswire.security.certificates import certificates_of
 from pswire.security.credentials import Credentials
 from pswire.shared_memory.handshake import address_of, check_peer, peer_of
-from pswire.shared_memory.layout import SegmentHeader, SegmentKind
-from pswire.shared_memory.segments import SegmentError
+from pswire.shared_memory.segments import SegmentError, SegmentHeader, SegmentKind
 from psworker.backends.host.messages import VALUES, ProcessId, View
 from psworker.backends.value_codec import ValueCodec
 from psworker.errors import ConfigurationError, StartTimeoutError, UnavailableError

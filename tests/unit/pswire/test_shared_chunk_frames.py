@@ -10,7 +10,7 @@ from pswire.frames import (
     split_fields,
 )
 from pswire.reasons import Refusal
-from pswire.shared_memory.layout import SharedRun
+from pswire.shared_memory.segments import SharedRun
 from pswire.v1 import parameter_service_pb2, push_pb2
 
 

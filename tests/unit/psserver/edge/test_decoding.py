@@ -12,9 +12,9 @@ import psserver
 from psserver.edge import decoding
 from psserver.edge.decoding import LARGE_BYTES_MIN, decode, decoded, parsed
 from psserver.shard.rpc.push_codec import PushFields
-from pswire.data_codec import RANGE_COUNT_MAX
 from pswire.frames import CHUNK_FIELD_COUNT_MAX, MESSAGE_FIELD_COUNT_MAX
 from pswire.limits import GROUP_COUNT_MAX
+from pswire.membership_codec import RANGE_COUNT_MAX
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import PART_BYTES
 from pswire.v1 import coordinator_service_pb2, push_pb2, schema_pb2

@@ -13,8 +13,13 @@ from pswire.shared_memory.handshake import (
     check_peer,
     send_refusal,
 )
-from pswire.shared_memory.layout import SegmentHeader, SegmentKind
-from pswire.shared_memory.segments import MemorySegment, SegmentError, boot_id
+from pswire.shared_memory.segments import (
+    MemorySegment,
+    SegmentError,
+    SegmentHeader,
+    SegmentKind,
+    boot_id,
+)
 
 pytestmark = pytest.mark.skipif(not boot_id(), reason="Linux only")
 

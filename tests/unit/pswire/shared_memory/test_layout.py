@@ -7,7 +7,7 @@ import pytest
 from pswire.placement import Placement, place
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
-from pswire.shared_memory.layout import (
+from pswire.shared_memory.segments import (
     CHUNK_ALIGNMENT_BYTES,
     HEADER_BYTES,
     SHARED_BYTES_MIN,

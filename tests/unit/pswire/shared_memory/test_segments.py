@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pswire.shared_memory.layout import SegmentHeader, SegmentKind
 from pswire.shared_memory.segments import (
     MemorySegment,
     SegmentError,
+    SegmentHeader,
+    SegmentKind,
     boot_id,
     is_wanted,
 )

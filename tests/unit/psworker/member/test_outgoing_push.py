@@ -8,7 +8,7 @@ from pswire.frames import REQUEST_CHUNK_FIELD, encode_chunk, encode_shared_chunk
 from pswire.leased_data import DataRange
 from pswire.limits import CHUNK_BYTES_MAX
 from pswire.membership import WorkerKey
-from pswire.shared_memory.layout import SharedRun
+from pswire.shared_memory.segments import SharedRun
 from pswire.v1 import parameter_service_pb2
 from psworker.member import outgoing_push
 from psworker.member.outgoing_push import OutgoingPush, requests_with_failpoints

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from psworker.optim.model_schema import bind_models
-from psworker.optim.write_guard import WriteGuard
-from psworker.tensors.samples import Samples
+from psworker.optim.write_guard import Samples, WriteGuard
 
 Edit = Callable[[nn.Linear], object]
 

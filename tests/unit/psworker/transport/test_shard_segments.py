@@ -19,8 +19,13 @@ from pswire.frames import (
 from pswire.placement import Placement, place
 from pswire.reasons import ErrorReason
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
-from pswire.shared_memory.layout import GradientLayout, SegmentKind, SharedRun
-from pswire.shared_memory.segments import MemorySegment, boot_id
+from pswire.shared_memory.segments import (
+    GradientLayout,
+    MemorySegment,
+    SegmentKind,
+    SharedRun,
+    boot_id,
+)
 from pswire.torch_types import buffer_of
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import CheckedChunk, ValueStore
@@ -90,7 +95,7 @@ def frame_of(message: bytes) -> ChunkFrame:
 
 @pytest.fixture
 def side(monkeypatch: pytest.MonkeyPatch) -> Side:
-    monkeypatch.setattr("pswire.shared_memory.layout.SHARED_BYTES_MIN", 0)
+    monkeypatch.setattr("pswire.shared_memory.segments.SHARED_BYTES_MIN", 0)
     return Side()
 
 
@@ -203,7 +208,7 @@ def test_sparse_gradients_go_in_messages(side: Side) -> None:
 def test_small_chunks_go_in_messages(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pswire.shared_memory.layout.SHARED_BYTES_MIN", 4 * COUNT + 1)
+    monkeypatch.setattr("pswire.shared_memory.segments.SHARED_BYTES_MIN", 4 * COUNT + 1)
     source = ChunkSource([torch.ones(size) for size in SIZES])
 
     assert side.segments.encode(source, side.placement.chunks[0]) is None

@@ -19,8 +19,13 @@ from pswire.membership import WorkerKey
 from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
-from pswire.shared_memory.layout import GradientLayout, SegmentKind, SharedRun
-from pswire.shared_memory.segments import MemorySegment, boot_id
+from pswire.shared_memory.segments import (
+    GradientLayout,
+    MemorySegment,
+    SegmentKind,
+    SharedRun,
+    boot_id,
+)
 from tests.doubles.core_values import record
 from tests.refusals import refused
 

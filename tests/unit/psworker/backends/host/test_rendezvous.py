@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from pswire.security.tokens import new_token
-from pswire.shared_memory.layout import SegmentHeader, SegmentKind
+from pswire.shared_memory.segments import SegmentHeader, SegmentKind
 from psworker.backends.host.messages import ProcessId
 from psworker.backends.host.rendezvous import (
     GroupSecret,
