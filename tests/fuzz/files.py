@@ -22,8 +22,8 @@ from psserver.coordinator.storage.job_store import DATABASE, JobStore
 from psserver.coordinator.storage.saved_job import saved_job_of
 from psserver.edge.state_folder import StateFolderError
 from psserver.shard.core.core_image import CoreImage
-from psserver.shard.tensors.declared_optimizers import DeclaredOptimizers
 from psserver.shard.tensors.saved_images import SavedImages
+from psserver.shard.tensors.shard_optimizers import DeclaredOptimizers
 from pswire.checkpoint.errors import CheckpointError
 from pswire.checkpoint.folder import CheckpointFolder, Owner
 from pswire.checkpoint.manifest import (

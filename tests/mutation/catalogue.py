@@ -606,7 +606,7 @@ BUGS = (
         "state that is lost with a parameter's place in its group",
         (
             Edit(
-                "psserver/shard/tensors/declared_optimizers.py",
+                "psserver/shard/tensors/shard_optimizers.py",
                 "for each in (*alike, spec)\n",
                 "for each in (spec,)\n",
             ),

@@ -31,7 +31,6 @@ from psserver.shard.tensors.contribution import (
     present_count,
     read_rows,
 )
-from psserver.shard.tensors.declared_optimizers import DeclaredOptimizers
 from psserver.shard.tensors.delay_rules import DelayRules, compensated, scaled_rates
 from psserver.shard.tensors.optimizer_state import check_state
 from psserver.shard.tensors.pending_image import PendingImage
@@ -41,7 +40,11 @@ from psserver.shard.tensors.robust_aggregate import (
     spread,
 )
 from psserver.shard.tensors.sent_values import SentValues
-from psserver.shard.tensors.shard_optimizers import MasterValues, ShardOptimizers
+from psserver.shard.tensors.shard_optimizers import (
+    DeclaredOptimizers,
+    MasterValues,
+    ShardOptimizers,
+)
 from psserver.shard.tensors.shard_vectors import (
     ShardVectors,
     VectorMemory,

@@ -12,8 +12,8 @@ from operator import attrgetter
 import torch
 
 from psserver.shard.tensors.chunk_image import ChunkImage, HeldState
-from psserver.shard.tensors.declared_optimizers import DeclaredOptimizers
 from psserver.shard.tensors.optimizer_state import Span, part_of, spans_of
+from psserver.shard.tensors.shard_optimizers import DeclaredOptimizers
 from pswire.checkpoint.recut import Run
 from pswire.optimizer_states import SCALARS, StateKey
 from pswire.placement import Chunk

@@ -10,10 +10,10 @@ from typing import Final, Self
 
 from psserver.shard.core.core_image import CoreImage
 from psserver.shard.tensors.chunk_image import ChunkImage
-from psserver.shard.tensors.declared_optimizers import DeclaredOptimizers
 from psserver.shard.tensors.optimizer_state import check_state
 from psserver.shard.tensors.recut_images import Source, put_together
 from psserver.shard.tensors.shard_image import PartOfImage
+from psserver.shard.tensors.shard_optimizers import DeclaredOptimizers
 from pswire.checkpoint.errors import CheckpointError, DamagedError
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.place import CheckpointPlace
