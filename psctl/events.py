@@ -16,7 +16,7 @@ from pswire.addresses import Address
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.names import printable
 from pswire.status_document import Document
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError
 from psworker.transport.status_client import fetch_document, watch_events
 
 ANSWER_TIMEOUT_S: Final = 5.0

@@ -20,7 +20,7 @@ from psworker.launch.reachability import (
     unreachable,
     wait_reachable,
 )
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError
 from psworker.transport.status_client import fetch_document
 
 T = TypeVar("T")

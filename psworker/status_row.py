@@ -124,7 +124,7 @@ class StatusRow:
 
 def asking(coordinator: str) -> Callable[[], Document | str]:
     """What asks a coordinator for its status, from any thread without an event loop."""
-    from psworker.transport.call_error import CallError
+    from psworker.transport.calls import CallError
     from psworker.transport.status_client import fetch_document
 
     def ask() -> Document | str:

@@ -11,7 +11,7 @@ import time
 
 from pswire.frames import ChunkFrame
 from pswire.reasons import ErrorReason
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.snapshot_client import SnapshotClient
 

@@ -30,7 +30,7 @@ from pswire.security.tls_problem import (
 )
 from psworker.launch.cores import usable_core_count
 from psworker.launch.reachability import Problem, problem_reaching, resolved
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError
 from psworker.transport.probe_client import Probed, probing
 from psworker.transport.status_client import fetch_document
 

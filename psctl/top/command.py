@@ -22,7 +22,7 @@ from psctl.top.screen import (
 )
 from psctl.top.view import Choice, Seen, frame, whole
 from pswire.addresses import Address
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError
 from psworker.transport.status_client import (
     fetch_document,
     fetch_history,

@@ -60,9 +60,8 @@ from psworker.steps.overlap.during_backward import DuringBackward
 from psworker.steps.sending import Sending
 from psworker.steps.stepper import Stepper
 from psworker.tensors.value_store import ValueStore
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError, now, told_to_users, until_decided
 from psworker.transport.ports import Traffic
-from psworker.transport.retries import now, told_to_users, until_decided
 from psworker.transport.values import EpochRequest, Lease, LeaseRequest
 from psworker.transport.waiting_log import saying_whom
 from psworker.work_log import WorkLog

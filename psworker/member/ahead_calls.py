@@ -13,9 +13,8 @@ from typing import Any
 from pswire import failpoints
 from psworker.event_loop import EventLoop, LoopFuture
 from psworker.member.outgoing_push import OutgoingPush
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError, left_s
 from psworker.transport.ports import Receiver
-from psworker.transport.retries import left_s
 from psworker.transport.values import PushReply
 
 OpenCall = Callable[

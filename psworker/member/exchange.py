@@ -30,7 +30,7 @@ from psworker.optim.step_contents import StepContents
 from psworker.tensors.push_compression import PushEncoder
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import ValueStore
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError
 from psworker.transport.ports import Receiver
 from psworker.transport.shard_segments import NO_SEGMENTS, Segments, SharedValues
 from psworker.transport.values import PushHeader, PushReply, Waiting

@@ -41,9 +41,8 @@ from psworker.optim.push_result import PushResult, combine
 from psworker.optim.write_guard import Samples
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import ValueStore
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError, told_to_users
 from psworker.transport.messages import seed_state_bytes
-from psworker.transport.retries import told_to_users
 from psworker.transport.values import JoinAnswer, PushReply, SeedOrder
 from psworker.transport.waiting_log import WaitingLog
 

@@ -7,8 +7,7 @@ from pswire.reasons import ErrorReason
 from psworker.errors import StepTimeoutError, WaitTimeoutError
 from psworker.member.membership import Membership
 from psworker.member.shard_reach import ShardClients, ShardReach, ShardSilence
-from psworker.transport.call_error import CallError
-from psworker.transport.retries import all_or_none, now, until_decided
+from psworker.transport.calls import CallError, all_or_none, now, until_decided
 from psworker.transport.values import OptimizerSettings, Waiting
 
 StatePart = tuple[int, bytes]

@@ -12,9 +12,8 @@ from typing import Final
 from pswire.job_settings import JobSettings
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError, left_s, now, pause, until_decided
 from psworker.transport.ports import CoordinatorPort
-from psworker.transport.retries import left_s, now, pause, until_decided
 from psworker.transport.waiting_log import WaitingLog, saying_whom
 
 logger: Final = logging.getLogger("psworker")

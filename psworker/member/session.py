@@ -31,10 +31,16 @@ from psworker.member.push_history import PushHistory
 from psworker.member.registration import register, taken_by
 from psworker.member.script_state import Rewinds, ScriptState
 from psworker.member.shard_calls import ShardCalls
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import (
+    CallError,
+    left_s,
+    now,
+    pause,
+    told_to_users,
+    until_decided,
+)
 from psworker.transport.control_client import ControlClient
 from psworker.transport.ports import CoordinatorPort
-from psworker.transport.retries import left_s, now, pause, told_to_users, until_decided
 from psworker.transport.values import (
     JoinAnswer,
     SeedOrder,

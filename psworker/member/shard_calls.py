@@ -41,9 +41,8 @@ from psworker.member.shard_reach import (
     ShardSilence,
     report_nothing,
 )
-from psworker.transport.call_error import CallError
-from psworker.transport.ports import Receiver, Traffic
-from psworker.transport.retries import (
+from psworker.transport.calls import (
+    CallError,
     all_or_none,
     left_s,
     now,
@@ -51,6 +50,7 @@ from psworker.transport.retries import (
     told_to_users,
     until_decided,
 )
+from psworker.transport.ports import Receiver, Traffic
 from psworker.transport.shard_segments import (
     NO_SEGMENTS,
     Declined,

@@ -17,9 +17,8 @@ from pswire.security.certificates import certificates_of
 from pswire.security.credentials import Credentials
 from pswire.security.tls_problem import handshake_problem, is_cause
 from psworker.member.membership import Membership
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError, now
 from psworker.transport.ports import Receiver, ShardPort, Traffic
-from psworker.transport.retries import now
 from psworker.transport.shard_client import ShardClient
 from psworker.transport.shard_segments import SharedValues
 from psworker.transport.values import Waiting

@@ -41,10 +41,9 @@ from psworker.snapshots.snapshot_image import SnapshotImage
 from psworker.snapshots.snapshot_path import refusal_text
 from psworker.snapshots.whole_path import written_whole
 from psworker.tracebacks import at_entrance
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError, all_or_none, left_s, now, pause
 from psworker.transport.control_client import ControlClient
 from psworker.transport.ports import CoordinatorPort
-from psworker.transport.retries import all_or_none, left_s, now, pause
 from psworker.transport.snapshot_client import SnapshotClient
 from psworker.transport.waiting_log import WaitingLog
 

@@ -36,7 +36,7 @@ from pswire.span_log import SpanLog
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from psworker.transport import messages, values
-from psworker.transport.call_error import calling, translated
+from psworker.transport.calls import calling, translated
 from psworker.transport.ports import CoordinatorPort, Traffic
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pswire.limits import PROBE_BYTES_MAX
 from pswire.shared_memory.machine import Machine
 from pswire.v1 import probe_service_pb2 as pb
 from pswire.v1.probe_service_pb2_grpc import ProbeServiceStub
-from psworker.transport.call_error import calling
+from psworker.transport.calls import calling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

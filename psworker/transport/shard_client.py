@@ -35,7 +35,7 @@ from pswire.v1 import membership_pb2, push_pb2
 from pswire.v1 import parameter_service_pb2 as pb
 from pswire.v1.parameter_service_pb2_grpc import ParameterServiceStub
 from psworker.transport import messages, values
-from psworker.transport.call_error import CallError, calling, translated
+from psworker.transport.calls import CallError, calling, translated
 from psworker.transport.ports import Receiver, ShardPort, Traffic
 from psworker.transport.shard_segments import (
     Declined,

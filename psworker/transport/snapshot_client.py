@@ -12,7 +12,7 @@ from pswire.frames import (
 )
 from pswire.limits import PROTOCOL_VERSION
 from pswire.v1 import parameter_service_pb2 as pb
-from psworker.transport.call_error import calling
+from psworker.transport.calls import calling
 
 if TYPE_CHECKING:
     import grpc.aio

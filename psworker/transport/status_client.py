@@ -19,7 +19,7 @@ from pswire.status_document import (
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
-from psworker.transport.call_error import CallError, calling, translated
+from psworker.transport.calls import CallError, calling, translated
 
 if TYPE_CHECKING:
     from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceAsyncStub

@@ -36,10 +36,9 @@ from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason
 from pswire.schema import ModelSchema
 from psworker.transport import messages, values
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError, pause
 from psworker.transport.control_client import ControlClient
 from psworker.transport.ports import CoordinatorPort, Receiver, ShardPort, Traffic
-from psworker.transport.retries import pause
 from psworker.transport.shard_client import ShardClient
 from psworker.transport.snapshot_client import SnapshotClient
 from tests.doubles.core_values import SCHEMA, TERMS, sgd

@@ -20,7 +20,7 @@ from pswire.membership import LossPolicy, Mode
 from psworker.connection import Connection
 from psworker.member.shard_reach import ShardClients
 from psworker.optim.optimizer import PreparedOptimizer
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError
 from psworker.transport.ports import ShardPort
 from tests.doubles.children import Nursery
 from tests.doubles.fault_proxy import DOWN, FaultProxy

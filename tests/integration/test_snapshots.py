@@ -19,7 +19,7 @@ from pswire.frames import ChunkFrame, decode_chunk
 from psworker.snapshots import snapshot
 from psworker.snapshots.snapshot import SnapshotReader
 from psworker.snapshots.snapshot_image import SnapshotImage
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError
 from tests.doubles.fault_proxy import DOWN, FaultProxy
 from tests.integration.job import Crew, Job, connect
 

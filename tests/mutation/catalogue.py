@@ -3285,12 +3285,12 @@ BUGS = (
         "a token that is replaced during a call ends the worker",
         (
             Edit(
-                "psworker/transport/call_error.py",
+                "psworker/transport/calls.py",
                 "            if token is not None and token.was_replaced(began_s):\n",
                 "            if token is None:\n",
             ),
         ),
-        tests=("tests/unit/psworker/transport/test_call_error.py",),
+        tests=("tests/unit/psworker/transport/test_calls.py",),
     ),
     PlantedBug(
         "the gradient of a batch is clipped, not of each sample",

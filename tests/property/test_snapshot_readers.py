@@ -14,7 +14,7 @@ import psworker
 from pswire.frames import ChunkFrame
 from pswire.torch_types import buffer_of
 from psworker.snapshots.snapshot_image import SnapshotImage
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError
 from tests.integration.job import Job, connect
 
 PIECE_COUNT = 8

@@ -35,8 +35,7 @@ from psworker.optim.step_contents import StateLoad
 from psworker.steps.job_tensors import JobTensors
 from psworker.steps.sending import Sending
 from psworker.tensors.value_store import CheckedChunk, ValueStore
-from psworker.transport.call_error import CallError
-from psworker.transport.retries import told_to_users
+from psworker.transport.calls import CallError, told_to_users
 from psworker.transport.waiting_log import WaitingLog
 from psworker.work_log import WorkLog
 

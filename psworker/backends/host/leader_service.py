@@ -27,7 +27,7 @@ from psworker.backends.host.messages import (
 )
 from psworker.errors import EvictedError
 from psworker.member.session import CALL_TIMEOUT_S, Session
-from psworker.transport.retries import now, told_to_users, until_decided
+from psworker.transport.calls import now, told_to_users, until_decided
 from psworker.transport.values import EpochRequest, Lease, LeaseRequest
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from psworker.member.membership import Membership
 from psworker.member.shard_reach import ShardReach, ShardSilence
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError
 from psworker.transport.values import ShardAddress, WorkerView
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from pswire.reasons import ErrorReason, Refusal
-from psworker.transport.call_error import CallError
-from psworker.transport.retries import now, until_decided
+from psworker.transport.calls import CallError, now, until_decided
 
 FULL = Refusal(ErrorReason.STATE_NOT_WRITTEN, "the coordinator can't write its state")
 

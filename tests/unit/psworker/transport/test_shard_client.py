@@ -10,7 +10,7 @@ import pytest
 
 from psserver.edge.guard import Context, abort
 from pswire.reasons import ErrorReason, Refusal
-from psworker.transport.call_error import CallError
+from psworker.transport.calls import CallError
 from psworker.transport.shard_client import WholePushes
 
 TIMEOUT_S = 30.0

@@ -14,7 +14,7 @@ from psworker.errors import (
     ShardLostError,
     UnavailableError,
 )
-from psworker.transport.call_error import CallError, translated
+from psworker.transport.calls import CallError, translated
 from tests.doubles.job_tokens import write_private
 
 
