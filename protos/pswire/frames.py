@@ -83,7 +83,7 @@ ENCODING_UNCHANGED: Final = 22
 """Parameters only, no data: the elements are those that the receiver has, as the digest
 says."""
 ENCODING_SHARED_MEMORY: Final = 8
-"""Elements as of `ENCODING_RAW`, in shared memory, as `shared_memory.layout` says."""
+"""Elements as of `ENCODING_RAW`, in shared memory, as `shared_memory.segments` says."""
 
 _ENCODINGS: Final = {
     ENCODING_RAW: "raw",
