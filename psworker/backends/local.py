@@ -370,6 +370,8 @@ def attach(optimizer: Optimizer, steps: StepCount) -> None:
         steps.refuse_closed()
         check_weight(weight)
         setattr(self, _STEP_WAS_CALLED, True)
+        if of_round is not None and of_round.clock <= steps.clock:
+            return None  # made before: an error has come after it
         loss = None
         if weight != 0 and closure is None:
             steps.clip(self)

@@ -48,6 +48,9 @@ class EASGD(LocalSteps):
                 "beyond the workers' mean; the paper takes 0.9"
             )
         self.beta = beta
+        # Of a push that is not taken yet: the difference, alpha, and what tells whether
+        # the worker's values are those that it is of.
+        self._force: tuple[tuple[torch.Tensor, ...], float, list[int]] = ((), 0.0, [])
 
     def alpha(self, progress: Progress) -> float:
         """The moving rate: share of the difference by which this worker moves."""
@@ -56,9 +59,8 @@ class EASGD(LocalSteps):
     @override
     def push(self, anchor: Tensors, local: Tensors, progress: Progress) -> Tensors:
         difference = torch._foreach_sub(list(anchor), list(local))
-        torch._foreach_add_(list(local), difference, alpha=self.alpha(progress))
-        torch._foreach_mul_(difference, self._share(progress))
-        return difference
+        self._force = difference, self.alpha(progress), _versions(local)
+        return torch._foreach_mul(difference, self._share(progress))
 
     def _share(self, progress: Progress) -> float:
         """Of its difference to a worker, by how much the anchor moves."""
@@ -70,7 +72,18 @@ class EASGD(LocalSteps):
 
     @override
     def take(self, local: Tensors, anchor: Tensors) -> None:
-        """A worker keeps its own values."""
+        """A worker keeps its own values, moved by the force of what it has pushed.
+
+        Once for each push: who has moved has other versions than when it pushed.
+        """
+        difference, alpha, versions = self._force
+        if difference and versions == _versions(local):
+            torch._foreach_add_(list(local), difference, alpha=alpha)
+        self._force = (), 0.0, []
+
+
+def _versions(tensors: Tensors) -> list[int]:
+    return [each._version for each in tensors]
 
 
 class AsynchronousEASGD(EASGD):

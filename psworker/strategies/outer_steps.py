@@ -235,8 +235,9 @@ class OuterSteps:
             self._settle()
         elif rounds.sent is not None and not rounds.is_settled:
             self._send(is_beside=False)
-        if rounds.is_settled:
-            self._take(rounds.take())
+        if rounds.sent is not None and rounds.is_settled:
+            self._take(rounds.sent.fragment)
+            rounds.take()  # last: Ctrl-C may come before, and it is taken again then
 
     def _look_at_mode(self, clock: int) -> None:
         """Warns where the job was changed to a mode that the strategy is not for."""

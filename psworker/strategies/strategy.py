@@ -106,7 +106,9 @@ class Strategy:
     ) -> Sequence[torch.Tensor | None]:
         """What is pushed, in the place of a gradient; by default `anchor - local`.
 
-        May change `local` in place, as an elastic force does.
+        Must leave `local` as it is: it is asked again where an error, such as Ctrl-C,
+        came before the push was sent, and where the job went on without the push. What
+        shall move `local`, as an elastic force does, belongs into `take`.
 
         Args:
             anchor: The job's values, as this worker has them.
@@ -124,7 +126,12 @@ class Strategy:
         return float(progress.sample_count)
 
     def take(self, local: Tensors, anchor: Tensors) -> None:
-        """Takes what comes back into `local`, in place; by default all of `anchor`."""
+        """Takes what comes back into `local`, in place; by default all of `anchor`.
+
+        Called once for each push that has counted, and a second time where an error,
+        such as Ctrl-C, came within it; also after a clock in which the worker had no
+        part.
+        """
         torch._foreach_copy_(list(local), list(anchor))
 
     def before_step(self, local: Tensors, anchor: Tensors) -> None:

@@ -396,9 +396,9 @@ def test_gradients_of_a_push_that_was_not_made_go_with_the_next(tmp_path: Path) 
     strategy = _Interrupted(change)
     with Job(tmp_path, mode=Mode.ASP) as job:
         behind = Trained(0, job, strategy)
-        ahead = Trained(1, job, Downpour(1))
+        ahead = Trained(1, job, _Interrupted(lambda: None))
         with behind.ps, ahead.ps:
-            for _ in range(3):
+            for _ in range(6):  # three pushes
                 ahead.step()
             behind.step()
             behind.step()

@@ -547,6 +547,20 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "an elastic force that moves a worker at each try of a push",
+        (
+            Edit(
+                f"{WORKER}/strategies/elastic.py",
+                "        if difference and versions == _versions(local):\n",
+                "        if difference:\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/strategies/test_elastic.py"
+            "::test_a_worker_that_pushed_nothing_does_not_move",
+        ),
+    ),
+    PlantedBug(
         "groups that the script has changed and nobody looks at",
         (
             Edit(
