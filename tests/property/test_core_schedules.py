@@ -7,6 +7,7 @@
 import os
 import random
 import traceback
+from functools import partial
 
 import pytest
 
@@ -25,264 +26,102 @@ ALL = (Mode.BSP, Mode.SSP, Mode.ASP)
 EVERY = (*ALL, Mode.QUORUM)
 CLOCKED = (Mode.BSP, Mode.QUORUM)
 
+lossy = partial(Scenario, loses_workers=True, restarts_coordinator=True)
+
 SCENARIOS = {
     "bsp": Scenario(),
-    "bsp lossy": Scenario(loses_workers=True, restarts_coordinator=True),
-    "bsp waits": Scenario(loses_workers=True, restarts_coordinator=True, may_wait=True),
+    "bsp lossy": lossy(),
+    "bsp waits": lossy(may_wait=True),
     "bsp backups": Scenario(has_backups=True),
-    "bsp backups lossy": Scenario(
-        has_backups=True, loses_workers=True, restarts_coordinator=True, may_wait=True
-    ),
+    "bsp backups lossy": lossy(has_backups=True, may_wait=True),
     "ssp": Scenario(modes=(Mode.SSP,)),
-    "ssp lossy": Scenario(
-        modes=(Mode.SSP,), loses_workers=True, restarts_coordinator=True
-    ),
-    "asp lossy": Scenario(
-        modes=(Mode.ASP,), loses_workers=True, restarts_coordinator=True
-    ),
+    "ssp lossy": lossy(modes=(Mode.SSP,)),
+    "asp lossy": lossy(modes=(Mode.ASP,)),
     "modes": Scenario(modes=ALL),
-    "modes lossy": Scenario(modes=ALL, loses_workers=True, restarts_coordinator=True),
-    "clipped lossy": Scenario(
-        clip_grad_norm=0.5,
-        loses_workers=True,
-        restarts_coordinator=True,
-        may_wait=True,
+    "modes lossy": lossy(modes=ALL),
+    "clipped lossy": lossy(clip_grad_norm=0.5, may_wait=True),
+    "clipped modes lossy": lossy(modes=ALL, clip_grad_norm=0.5),
+    "clipped backups": lossy(
+        modes=ALL, clip_grad_norm=0.5, has_backups=True, may_wait=True
     ),
-    "clipped modes lossy": Scenario(
-        modes=ALL, clip_grad_norm=0.5, loses_workers=True, restarts_coordinator=True
-    ),
-    "clipped backups": Scenario(
-        modes=ALL,
-        clip_grad_norm=0.5,
-        has_backups=True,
-        loses_workers=True,
-        restarts_coordinator=True,
-        may_wait=True,
-    ),
-    "limited lossy": Scenario(
-        gradient_norm_max=5.0,
-        loses_workers=True,
-        restarts_coordinator=True,
-        may_wait=True,
-    ),
-    "limited everything": Scenario(
+    "limited lossy": lossy(gradient_norm_max=5.0, may_wait=True),
+    "limited everything": lossy(
         modes=ALL,
         gradient_norm_max=5.0,
         clip_grad_norm=0.5,
         has_backups=True,
-        loses_workers=True,
-        restarts_coordinator=True,
         may_wait=True,
         cuts_off=True,
     ),
-    "everything": Scenario(
-        modes=ALL,
-        loses_workers=True,
-        restarts_coordinator=True,
-        has_backups=True,
-        may_wait=True,
-    ),
+    "everything": lossy(modes=ALL, has_backups=True, may_wait=True),
     "bsp cut off": Scenario(cuts_off=True),
-    "cut off everything": Scenario(
-        modes=ALL,
-        cuts_off=True,
-        loses_workers=True,
-        restarts_coordinator=True,
-        has_backups=True,
-        may_wait=True,
-        publishes=True,
+    "cut off everything": lossy(
+        modes=ALL, cuts_off=True, has_backups=True, may_wait=True, publishes=True
     ),
-    "cut off ssp lossy": Scenario(
-        modes=(Mode.SSP, Mode.ASP),
-        cuts_off=True,
-        loses_workers=True,
-        restarts_coordinator=True,
-    ),
-    "cut off clipped": Scenario(
-        modes=ALL,
-        cuts_off=True,
-        clip_grad_norm=0.5,
-        loses_workers=True,
-        restarts_coordinator=True,
-    ),
+    "cut off ssp lossy": lossy(modes=(Mode.SSP, Mode.ASP), cuts_off=True),
+    "cut off clipped": lossy(modes=ALL, cuts_off=True, clip_grad_norm=0.5),
     "declared": Scenario(declares=True),
-    "declared lossy": Scenario(
-        declares=True, loses_workers=True, restarts_coordinator=True, may_wait=True
-    ),
-    "declared backups": Scenario(
-        declares=True,
-        has_backups=True,
-        clip_grad_norm=0.5,
-        loses_workers=True,
-        restarts_coordinator=True,
-    ),
-    "declared ssp lossy": Scenario(
-        modes=(Mode.SSP, Mode.ASP),
-        declares=True,
-        loses_workers=True,
-        restarts_coordinator=True,
-    ),
-    "declared everything": Scenario(
-        modes=ALL,
-        declares=True,
-        loses_workers=True,
-        restarts_coordinator=True,
-        has_backups=True,
-        may_wait=True,
+    "declared lossy": lossy(declares=True, may_wait=True),
+    "declared backups": lossy(declares=True, has_backups=True, clip_grad_norm=0.5),
+    "declared ssp lossy": lossy(modes=(Mode.SSP, Mode.ASP), declares=True),
+    "declared everything": lossy(
+        modes=ALL, declares=True, has_backups=True, may_wait=True
     ),
     "published": Scenario(publishes=True),
-    "published lossy": Scenario(
-        publishes=True, loses_workers=True, restarts_coordinator=True, may_wait=True
+    "published lossy": lossy(publishes=True, may_wait=True),
+    "published backups": lossy(publishes=True, has_backups=True),
+    "published everything": lossy(
+        modes=ALL, publishes=True, has_backups=True, may_wait=True
     ),
-    "published backups": Scenario(
-        publishes=True, has_backups=True, loses_workers=True, restarts_coordinator=True
-    ),
-    "published everything": Scenario(
-        modes=ALL,
-        publishes=True,
-        loses_workers=True,
-        restarts_coordinator=True,
-        has_backups=True,
-        may_wait=True,
-    ),
-    "published ssp lossy": Scenario(
-        modes=(Mode.SSP, Mode.ASP),
-        publishes=True,
-        declares=True,
-        loses_workers=True,
-        restarts_coordinator=True,
+    "published ssp lossy": lossy(
+        modes=(Mode.SSP, Mode.ASP), publishes=True, declares=True
     ),
     "saved": Scenario(saves=True),
-    "saved lossy": Scenario(
-        saves=True, loses_workers=True, restarts_coordinator=True, may_wait=True
-    ),
-    "saved backups": Scenario(
-        saves=True, has_backups=True, loses_workers=True, restarts_coordinator=True
-    ),
-    "saved everything": Scenario(
-        modes=ALL,
-        saves=True,
-        clip_grad_norm=0.5,
-        loses_workers=True,
-        restarts_coordinator=True,
-        may_wait=True,
-    ),
-    "saved ssp lossy": Scenario(
-        modes=(Mode.SSP, Mode.ASP),
-        saves=True,
-        loses_workers=True,
-        restarts_coordinator=True,
-    ),
+    "saved lossy": lossy(saves=True, may_wait=True),
+    "saved backups": lossy(saves=True, has_backups=True),
+    "saved everything": lossy(modes=ALL, saves=True, clip_grad_norm=0.5, may_wait=True),
+    "saved ssp lossy": lossy(modes=(Mode.SSP, Mode.ASP), saves=True),
     "rounds": Scenario(saves=True, steps_again=True),
-    "rounds lossy": Scenario(
-        saves=True,
-        steps_again=True,
-        loses_workers=True,
-        restarts_coordinator=True,
-        may_wait=True,
-    ),
+    "rounds lossy": lossy(saves=True, steps_again=True, may_wait=True),
     "rounds backups": Scenario(saves=True, steps_again=True, has_backups=True),
-    "rounds everything": Scenario(
-        modes=ALL,
-        saves=True,
-        steps_again=True,
-        clip_grad_norm=0.5,
-        loses_workers=True,
-        restarts_coordinator=True,
-        may_wait=True,
+    "rounds everything": lossy(
+        modes=ALL, saves=True, steps_again=True, clip_grad_norm=0.5, may_wait=True
     ),
-    "rounds ssp lossy": Scenario(
-        modes=(Mode.SSP, Mode.ASP),
-        saves=True,
-        steps_again=True,
-        loses_workers=True,
-        restarts_coordinator=True,
-    ),
+    "rounds ssp lossy": lossy(modes=(Mode.SSP, Mode.ASP), saves=True, steps_again=True),
     "shards": Scenario(saves=True, loses_shards=True),
-    "shards lossy": Scenario(
-        saves=True,
-        loses_shards=True,
-        loses_workers=True,
-        restarts_coordinator=True,
-        may_wait=True,
-    ),
-    "shards everything": Scenario(
+    "shards lossy": lossy(saves=True, loses_shards=True, may_wait=True),
+    "shards everything": lossy(
         modes=ALL,
         saves=True,
         loses_shards=True,
         steps_again=True,
         clip_grad_norm=0.5,
-        loses_workers=True,
-        restarts_coordinator=True,
         may_wait=True,
     ),
-    "shards ssp lossy": Scenario(
-        modes=(Mode.SSP, Mode.ASP),
-        saves=True,
-        loses_shards=True,
-        loses_workers=True,
-        restarts_coordinator=True,
+    "shards ssp lossy": lossy(
+        modes=(Mode.SSP, Mode.ASP), saves=True, loses_shards=True
     ),
     "quorum": Scenario(modes=(Mode.QUORUM,)),
-    "quorum lossy": Scenario(
-        modes=(Mode.QUORUM,),
-        loses_workers=True,
-        restarts_coordinator=True,
-        cuts_off=True,
-        may_wait=True,
-    ),
-    "quorum clipped lossy": Scenario(
-        modes=(Mode.QUORUM,),
-        clip_grad_norm=0.5,
-        loses_workers=True,
-        restarts_coordinator=True,
-    ),
-    "quorum clocked": Scenario(
-        modes=CLOCKED, loses_workers=True, restarts_coordinator=True, may_wait=True
-    ),
-    "quorum clipped clocked": Scenario(
-        modes=CLOCKED,
-        clip_grad_norm=0.5,
-        loses_workers=True,
-        restarts_coordinator=True,
-    ),
-    "quorum modes": Scenario(
-        modes=EVERY, loses_workers=True, restarts_coordinator=True, may_wait=True
-    ),
-    "quorum everything": Scenario(
+    "quorum lossy": lossy(modes=(Mode.QUORUM,), cuts_off=True, may_wait=True),
+    "quorum clipped lossy": lossy(modes=(Mode.QUORUM,), clip_grad_norm=0.5),
+    "quorum clocked": lossy(modes=CLOCKED, may_wait=True),
+    "quorum clipped clocked": lossy(modes=CLOCKED, clip_grad_norm=0.5),
+    "quorum modes": lossy(modes=EVERY, may_wait=True),
+    "quorum everything": lossy(
         modes=EVERY,
         gradient_norm_max=5.0,
         clip_grad_norm=0.5,
         declares=True,
         publishes=True,
         has_backups=True,
-        loses_workers=True,
-        restarts_coordinator=True,
         may_wait=True,
         cuts_off=True,
     ),
-    "quorum saved": Scenario(
-        modes=EVERY,
-        saves=True,
-        loses_workers=True,
-        restarts_coordinator=True,
-        may_wait=True,
-    ),
-    "quorum shards": Scenario(
-        modes=EVERY,
-        saves=True,
-        loses_shards=True,
-        loses_workers=True,
-        restarts_coordinator=True,
-    ),
+    "quorum saved": lossy(modes=EVERY, saves=True, may_wait=True),
+    "quorum shards": lossy(modes=EVERY, saves=True, loses_shards=True),
     "full disk": Scenario(fills_disk=True, restarts_coordinator=True),
-    "full disk everything": Scenario(
-        modes=ALL,
-        fills_disk=True,
-        declares=True,
-        loses_workers=True,
-        restarts_coordinator=True,
-        may_wait=True,
+    "full disk everything": lossy(
+        modes=ALL, fills_disk=True, declares=True, may_wait=True
     ),
 }
 BLOCK_COUNT = 4
