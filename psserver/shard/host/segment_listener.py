@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from psserver.logs import RefusalLog
+from psserver.shard.host.hosted_members import SharedSegments
 from psserver.shard.host.shard_host import ShardHost
-from psserver.shard.host.shared_segments import SharedSegments
 from psserver.shard.tensors.shard_vectors import ValuesSegment
 from pswire.membership import WorkerKey
 from pswire.shared_memory.handshake import (

@@ -12,9 +12,8 @@ import pytest
 
 from psserver.logs import REFUSAL_LINES_MAX
 from psserver.shard.host import segment_listener
-from psserver.shard.host.hosted_members import HostedMembers
+from psserver.shard.host.hosted_members import HostedMembers, SharedSegments
 from psserver.shard.host.segment_listener import SegmentListener
-from psserver.shard.host.shared_segments import SharedSegments
 from pswire.shared_memory.handshake import Answer, address_of
 from pswire.shared_memory.segments import SegmentError, boot_id
 
