@@ -8,8 +8,7 @@ import json
 import sys
 import time
 
-from psserver.shard.core.dedupe import PushWindow
-from psserver.shard.core.push import StagedChunk, Trailer
+from psserver.shard.core.push import PushWindow, StagedChunk, Trailer
 from pswire.membership import WorkerKey
 from pswire.outcome import Outcome
 

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.shard.core.dedupe import PushEntry
-from psserver.shard.core.push import PushId, StagedChunk, Trailer
+from psserver.shard.core.push import PushEntry, PushId, StagedChunk, Trailer
 from psserver.shard.core.shard import ShardCore
 from pswire.membership import Mode, StepAtomicity, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal

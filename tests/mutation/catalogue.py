@@ -19,7 +19,7 @@ BUGS = (
         "dedupe off",
         (
             Edit(
-                f"{SHARD_CORE}/dedupe.py",
+                f"{SHARD_CORE}/push.py",
                 "        return self.entries.get(sequence)\n\n    def has_chunk",
                 "        self.done_sequence = sequence - 1\n"
                 "        self.entries[sequence] = PushEntry()\n"
@@ -34,7 +34,7 @@ BUGS = (
         "dedupe for each push instead of each chunk",
         (
             Edit(
-                f"{SHARD_CORE}/dedupe.py",
+                f"{SHARD_CORE}/push.py",
                 "            return self.entries.setdefault(sequence, PushEntry())\n",
                 "            entry = self.entries.setdefault(sequence, PushEntry())\n"
                 "            if entry.trailer is not None and not entry.is_complete:\n"
@@ -189,7 +189,7 @@ BUGS = (
         "the window collected by time",
         (
             Edit(
-                f"{SHARD_CORE}/dedupe.py",
+                f"{SHARD_CORE}/push.py",
                 "        if sequence < 1 or sequence > self.done_sequence + 1:\n",
                 "        kept = self.done_sequence - len(self.entries)\n"
                 "        if 0 < sequence <= kept:\n"
@@ -1074,7 +1074,7 @@ BUGS = (
         "a resend of a done push that is taken for a new one",
         (
             Edit(
-                f"{SHARD_CORE}/dedupe.py",
+                f"{SHARD_CORE}/push.py",
                 "        return sequence <= self.done_sequence\n",
                 "        return False\n",
             ),

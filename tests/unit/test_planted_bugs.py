@@ -52,7 +52,7 @@ def bug_in(file: str, *tests: str) -> PlantedBug:
     return PlantedBug("a bug", (Edit(file, "old", "new"),), tests)
 
 
-CORE_FILE = "psserver/shard/core/dedupe.py"
+CORE_FILE = "psserver/shard/core/push.py"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import (
     ApplyChunk,
     DeclarationsDiffer,
@@ -12,7 +11,7 @@ from psserver.shard.core.effects import (
     StagedContribution,
 )
 from psserver.shard.core.member_on_shard import MembersOnShard
-from psserver.shard.core.push import Trailer
+from psserver.shard.core.push import PushEntry, Trailer
 from pswire.membership import ClockChoice, Member, WorkerKey, longest_of
 
 

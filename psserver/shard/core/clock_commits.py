@@ -16,9 +16,8 @@ from psserver.shard.core.apply_orders import (
     total_weight_of,
     trailers_of,
 )
-from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import ClockClosed, MeasureClock, Staged, WakeAt
-from psserver.shard.core.push import PushId
+from psserver.shard.core.push import PushEntry, PushId
 from psserver.shard.core.quorum import Arrival, Merge, closes_at_ms, needed_of
 from psserver.shard.core.shard_state import ShardState
 from pswire.aggregation import UpdateRules, proof_of, with_nonfinite

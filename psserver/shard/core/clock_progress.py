@@ -14,9 +14,8 @@ from psserver.shard.core.apply_orders import (
     trailers_of,
 )
 from psserver.shard.core.clock_commits import ClockCommits
-from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import ContributionAwaited
-from psserver.shard.core.push import PushId, Trailer
+from psserver.shard.core.push import PushEntry, PushId, Trailer
 from psserver.shard.core.shard_state import ShardState
 from pswire.clipping import norm_of
 from pswire.membership import Member, MixedClock, Record, WorkerKey

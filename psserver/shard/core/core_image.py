@@ -7,9 +7,8 @@ from typing import Any, Self
 
 from psserver.edge.fence_report import WorkerHolding, newest_ranges
 from psserver.shard.core.clock_table import ClockTable
-from psserver.shard.core.dedupe import PushWindow
 from psserver.shard.core.member_on_shard import MembersOnShard
-from psserver.shard.core.push import Trailer
+from psserver.shard.core.push import PushWindow, Trailer
 from pswire.checkpoint.errors import UNREADABLE
 from pswire.leased_data import DataRange
 from pswire.membership import WorkerKey

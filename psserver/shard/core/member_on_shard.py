@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from psserver.shard.core.dedupe import PushEntry, PushWindow
-from psserver.shard.core.push import PushId, Trailer
+from psserver.shard.core.push import PushEntry, PushId, PushWindow, Trailer
 from pswire.aggregation import NO_COUNTS, GradientCounts
 from pswire.awaited import NOT_KNOWN
 from pswire.limits import WAITING_INTERVAL_MS

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from psserver.shard.core.apply_orders import contributions_to
 from psserver.shard.core.clock_table import closed_refusal
-from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import (
     ApplyChunk,
     BufferAverage,
@@ -21,7 +20,7 @@ from psserver.shard.core.effects import (
     RefusePush,
     Staged,
 )
-from psserver.shard.core.push import PushId, Trailer
+from psserver.shard.core.push import PushEntry, PushId, Trailer
 from psserver.shard.core.shard_state import ShardState
 from psserver.shard.core.staleness_counter import StalenessCounter
 from pswire.membership import ClockChoice, Member, WorkerKey, longest_of

@@ -13,9 +13,8 @@ from collections.abc import Collection, Mapping
 from psserver.shard.core.apply_orders import trailers_of
 from psserver.shard.core.clock_table import admitted_member, check_clock
 from psserver.shard.core.core_image import CoreImage
-from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import CommitSeed, DiscardSeed, ShardEffect
-from psserver.shard.core.push import PushId, Reply, StagedChunk, Trailer
+from psserver.shard.core.push import PushEntry, PushId, Reply, StagedChunk, Trailer
 from psserver.shard.core.push_progress import DonePush
 from psserver.shard.core.shard_fence import Cut, PendingCut
 from psserver.shard.core.shard_progress import ShardProgress

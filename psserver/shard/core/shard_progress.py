@@ -10,9 +10,8 @@ from psserver.shard.core.clock_commits import check_repeated
 from psserver.shard.core.clock_progress import ClockProgress
 from psserver.shard.core.clock_table import closed_refusal
 from psserver.shard.core.core_image import CoreImage
-from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import CopyImage, RefusePush
-from psserver.shard.core.push import PushId
+from psserver.shard.core.push import PushEntry, PushId
 from psserver.shard.core.push_progress import DonePush, PushProgress
 from psserver.shard.core.shard_fence import OpenFence
 from psserver.shard.core.shard_state import ShardState

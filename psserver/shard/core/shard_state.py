@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from psserver.shard.core.apply_orders import HyperparameterComparison
 from psserver.shard.core.clock_table import ClockTable
 from psserver.shard.core.core_image import CoreImage
-from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import (
     ChunkTorn,
     Finish,
@@ -14,7 +13,7 @@ from psserver.shard.core.effects import (
     ShardEffect,
 )
 from psserver.shard.core.member_on_shard import MemberOnShard, MembersOnShard
-from psserver.shard.core.push import PushId, Reply, Trailer
+from psserver.shard.core.push import PushEntry, PushId, Reply, Trailer
 from psserver.shard.core.shard_fence import ShardFence
 from pswire.aggregation import UpdateRules
 from pswire.membership import ClockChoice, Member, StepAtomicity, WorkerKey

@@ -39,7 +39,7 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import push_pb2
 
 if TYPE_CHECKING:
-    from psserver.shard.core.dedupe import PushEntry
+    from psserver.shard.core.push import PushEntry
 
 
 class PushCall:

@@ -1,7 +1,7 @@
 """A chunk is released when every contributor's part of it is there."""
 
 from psserver.shard.core.clock_progress import OpenClock
-from psserver.shard.core.dedupe import PushEntry
+from psserver.shard.core.push import PushEntry
 from pswire.membership import WorkerKey
 from tests.doubles.core_values import chunk, key, trailer
 
