@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from psserver.edge.fence_report import FenceReport
-from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import (
     ApplyChunk,
     CopyImage,
@@ -13,7 +12,7 @@ from psserver.shard.core.effects import (
     ShardEffect,
     Staged,
 )
-from psserver.shard.core.push import PushId, Reply, Trailer
+from psserver.shard.core.push import PushEntry, PushId, Reply, Trailer
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_state import ShardRules
 from pswire.leased_data import DataRange
@@ -234,3 +233,29 @@ class DrivenShard:
             for order in self.of(ApplyChunk)
             if order.pusher is None
         ]
+
+
+# Shards at the start of a job
+
+
+def bsp(*names: str) -> DrivenShard:
+    return DrivenShard(dict.fromkeys(names, 0), [0])
+
+
+def asp(*names: str, chunks: tuple[int, ...] = (0,)) -> DrivenShard:
+    return DrivenShard(dict.fromkeys(names, 0), chunks, mode=Mode.ASP)
+
+
+def ssp(bound: int, *names: str, chunks: tuple[int, ...] = (0,)) -> DrivenShard:
+    return DrivenShard(
+        dict.fromkeys(names, 0), chunks, mode=Mode.SSP, staleness_bound=bound
+    )
+
+
+def far_apart() -> DrivenShard:
+    """In ASP, `a` at clock 5 and `b` at clock 1, answered."""
+    shard = asp("a", "b")
+    for sequence in range(1, 6):
+        shard.step("a", sequence, [0])
+    shard.step("b", 1, [0])
+    return shard

@@ -4,11 +4,7 @@ from psserver.shard.core.effects import ApplyChunk, CopyImage
 from psserver.shard.core.shard_fence import Cut
 from pswire.membership import FenceKind, Mode
 from tests.doubles.core_values import choice, departure, key, push_id, record, trailer
-from tests.doubles.driven_shard import TWO_PHASE, DrivenShard
-
-
-def asp(*names: str, chunks: tuple[int, ...] = (0,)) -> DrivenShard:
-    return DrivenShard(dict.fromkeys(names, 0), chunks, mode=Mode.ASP)
+from tests.doubles.driven_shard import TWO_PHASE, DrivenShard, asp
 
 
 def cut(shard: DrivenShard, number: int = 2, clock: int = 0, **lasts: int) -> None:

@@ -3,24 +3,7 @@
 from psserver.shard.core.effects import ApplyChunk, RefusePush
 from pswire.membership import Mode
 from tests.doubles.core_values import departure, key, push_id, trailer
-from tests.doubles.driven_shard import DrivenShard
-
-
-def bsp(*names: str) -> DrivenShard:
-    return DrivenShard(dict.fromkeys(names, 0), [0])
-
-
-def asp(*names: str, chunks: tuple[int, ...] = (0,)) -> DrivenShard:
-    return DrivenShard(dict.fromkeys(names, 0), chunks, mode=Mode.ASP)
-
-
-def far_apart() -> DrivenShard:
-    """In ASP, `a` at clock 5 and `b` at clock 1, answered."""
-    shard = asp("a", "b")
-    for sequence in range(1, 6):
-        shard.step("a", sequence, [0])
-    shard.step("b", 1, [0])
-    return shard
+from tests.doubles.driven_shard import DrivenShard, asp, bsp, far_apart
 
 
 def unsettled() -> DrivenShard:

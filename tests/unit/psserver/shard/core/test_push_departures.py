@@ -11,19 +11,8 @@ from pswire.membership import Mode
 from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import departure, key, push_id, record, trailer
-from tests.doubles.driven_shard import DrivenShard
+from tests.doubles.driven_shard import DrivenShard, asp, ssp
 from tests.refusals import refused
-
-
-def asp(*names: str, chunks: tuple[int, ...] = (0,)) -> DrivenShard:
-    return DrivenShard(dict.fromkeys(names, 0), chunks, mode=Mode.ASP)
-
-
-def ssp(bound: int, *names: str) -> DrivenShard:
-    return DrivenShard(
-        dict.fromkeys(names, 0), [0], mode=Mode.SSP, staleness_bound=bound
-    )
-
 
 # Members that end
 

@@ -19,19 +19,8 @@ from tests.doubles.core_values import (
     record,
     trailer,
 )
-from tests.doubles.driven_shard import DrivenShard
+from tests.doubles.driven_shard import DrivenShard, asp, ssp
 from tests.refusals import refused
-
-
-def asp(*names: str, chunks: tuple[int, ...] = (0,)) -> DrivenShard:
-    return DrivenShard(dict.fromkeys(names, 0), chunks, mode=Mode.ASP)
-
-
-def ssp(bound: int, *names: str, chunks: tuple[int, ...] = (0,)) -> DrivenShard:
-    return DrivenShard(
-        dict.fromkeys(names, 0), chunks, mode=Mode.SSP, staleness_bound=bound
-    )
-
 
 # By itself
 

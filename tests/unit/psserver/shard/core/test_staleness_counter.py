@@ -7,11 +7,7 @@ from psserver.shard.core.staleness_counter import StalenessCounter
 from pswire.limits import STALENESS_COUNTED_MAX
 from pswire.membership import Mode
 from tests.doubles.core_values import departure, key, push_id, record, trailer
-from tests.doubles.driven_shard import DrivenShard
-
-
-def asp(*names: str) -> DrivenShard:
-    return DrivenShard(dict.fromkeys(names, 0), [0], mode=Mode.ASP)
+from tests.doubles.driven_shard import DrivenShard, asp
 
 
 def pushed(shard: DrivenShard, name: str, sequence: int) -> Reply:
