@@ -5068,9 +5068,8 @@ BUGS = (
         (
             Edit(
                 "psworker/strategies/elastic.py",
-                "        torch._foreach_add_(list(local), difference, "
-                "alpha=self.alpha(progress))\n",
-                "",
+                "            torch._foreach_add_(list(local), difference, alpha=alpha)\n",
+                "            pass\n",
             ),
         ),
         tests=("tests/integration/test_ways.py::test_elastic_averaging_in_step",),
