@@ -71,20 +71,27 @@ async def serving(
         await server.stop(None)
 
 
+def unary_of(
+    channel: grpc.aio.Channel,
+) -> "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]":
+    return channel.unary_unary(UNARY)
+
+
+def stream_of(
+    channel: grpc.aio.Channel,
+) -> "grpc.aio.UnaryStreamMultiCallable[bytes, bytes]":
+    return channel.unary_stream(STREAM)
+
+
 async def call_unary(address: str, request: bytes = b"x") -> bytes:
     async with aio_channel(address, ChannelKind.DATA) as channel:
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-            UNARY
-        )
-        return await call(request, timeout=10)
+        return await unary_of(channel)(request, timeout=10)
 
 
 async def call_stream(address: str) -> list[bytes]:
     async with aio_channel(address, ChannelKind.DATA) as channel:
-        call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
-            STREAM
-        )
-        return [response async for response in call(b"x", timeout=10)]
+        call = stream_of(channel)(b"x", timeout=10)
+        return [response async for response in call]
 
 
 # Settings
@@ -191,7 +198,7 @@ async def test_connections_beyond_the_limit_end_and_those_before_go_on() -> None
         serving(limits=Limits(connections=2)) as address,
         aio_channel(address, ChannelKind.DATA) as member,
     ):
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = member.unary_unary(UNARY)
+        call = unary_of(member)
         assert await call(b"x", timeout=10) == b"x"
         held = await _idle_connection(address)
         beyond = await _idle_connection(address)
@@ -200,9 +207,7 @@ async def test_connections_beyond_the_limit_end_and_those_before_go_on() -> None
         assert await call(b"y", timeout=10) == b"y"
         held.close()
         async with aio_channel(address, ChannelKind.DATA) as late:
-            again: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = late.unary_unary(
-                UNARY
-            )
+            again = unary_of(late)
             assert await again(b"z", timeout=10, wait_for_ready=True) == b"z"
 
 
@@ -211,7 +216,7 @@ async def test_a_connection_without_a_call_ends_and_its_client_comes_back() -> N
         serving(limits=Limits(idle_s=0.3)) as address,
         aio_channel(address, ChannelKind.DATA) as worker,
     ):
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = worker.unary_unary(UNARY)
+        call = unary_of(worker)
         assert await call(b"x", timeout=10) == b"x"
         stranger = await _idle_connection(address)
         assert await _is_ended(stranger)
@@ -265,9 +270,7 @@ async def test_a_message_above_the_limit_is_refused_and_the_server_lives() -> No
             ("grpc.max_receive_message_length", -1),
         ]
         async with grpc.aio.insecure_channel(address, options=options) as channel:
-            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-                UNARY
-            )
+            call = unary_of(channel)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call(bytes(MESSAGE_BYTES_MAX + 1), timeout=10)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -292,10 +295,7 @@ async def test_a_silent_stream_that_pings_is_not_closed() -> None:
         serving(stream_handler=silent) as address,
         grpc.aio.insecure_channel(address, options=options) as channel,
     ):
-        call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
-            STREAM
-        )
-        stream = call(b"x", timeout=5)
+        stream = stream_of(channel)(b"x", timeout=5)
         assert await stream.read() == b"begun"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.read()
@@ -381,10 +381,7 @@ async def test_a_handler_that_cancels_itself_ends_the_call_at_once() -> None:
 async def hang_up(address: str) -> None:
     """Cancels a stream of which the first message has come."""
     async with aio_channel(address, ChannelKind.DATA) as channel:
-        call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
-            STREAM
-        )
-        stream = call(b"x", timeout=10)
+        stream = stream_of(channel)(b"x", timeout=10)
         assert await anext(aiter(stream)) == b"first"
         stream.cancel()
 

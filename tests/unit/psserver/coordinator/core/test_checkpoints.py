@@ -79,6 +79,22 @@ def decide(job: DrivenCoordinator, *, applied: int = 3) -> DecideCut:
     return job.of(DecideCut)[-1]
 
 
+def copied(job: DrivenCoordinator, *, applied: int = 3) -> int:
+    """A checkpoint that all shards have copied; the name of its cut."""
+    want(job)
+    snapshot_id = decide(job, applied=applied).snapshot_id
+    assert job.of(WantState) == [], "the ledger is not settled yet"
+    job.copy_all(snapshot_id)
+    return snapshot_id
+
+
+def written(job: DrivenCoordinator, *, but: int = 0) -> int:
+    """One that all shards but some have written; the name of its cut."""
+    snapshot_id = copied(job)
+    write(job, snapshot_id, but=but)
+    return snapshot_id
+
+
 def write(job: DrivenCoordinator, snapshot_id: int, *, but: int = 0) -> None:
     """The checkpoint gets its name, and all shards but some have written."""
     job.core.checkpoint_named(snapshot_id, PLACE)
@@ -110,9 +126,7 @@ def commit(job: DrivenCoordinator, snapshot_id: int) -> SavedJob:
 
 def make(job: DrivenCoordinator, *, applied: int = 3) -> None:
     """A checkpoint from the wish to its manifest."""
-    want(job)
-    snapshot_id = decide(job, applied=applied).snapshot_id
-    job.copy_all(snapshot_id)
+    snapshot_id = copied(job, applied=applied)
     write(job, snapshot_id)
     commit(job, snapshot_id)
 
@@ -233,10 +247,7 @@ def test_it_is_named_when_all_have_copied_and_written_then() -> None:
 
 def test_it_is_committed_when_every_shard_has_written_and_not_before() -> None:
     job = running()
-    want(job)
-    snapshot_id = decide(job).snapshot_id
-    job.copy_all(snapshot_id)
-    write(job, snapshot_id, but=1)
+    snapshot_id = written(job, but=1)
     slots = job.core.shards.slots
     job.core.report_checkpoint(slots[0], PartReport(snapshot_id, PART), job.now_ms)
     assert job.of(CommitCheckpoint) == []
@@ -399,10 +410,7 @@ def test_before_its_second_step_two_optimizers_say_that_a_script_steps_again() -
 @pytest.mark.parametrize("is_finite", [False, True])
 def test_a_job_returns_to_the_newest_one_with_finite_values(is_finite: bool) -> None:
     job = running()
-    want(job)
-    snapshot_id = decide(job).snapshot_id
-    job.copy_all(snapshot_id)
-    write(job, snapshot_id, but=1)
+    snapshot_id = written(job, but=1)
     last = PartReport(snapshot_id, PART, is_finite=is_finite)
     job.core.report_checkpoint(job.core.shards.slots[1], last, job.now_ms)
     saved = commit(job, snapshot_id)
@@ -411,9 +419,7 @@ def test_a_job_returns_to_the_newest_one_with_finite_values(is_finite: bool) -> 
 
 def test_a_shard_that_watches_again_is_told_what_it_may_have_missed() -> None:
     job = running()
-    want(job)
-    snapshot_id = decide(job).snapshot_id
-    job.copy_all(snapshot_id)
+    snapshot_id = copied(job)
     first, last = job.core.shards.slots
     assert job.core.checkpoint_write(last) is None, "it has no name yet"
     write(job, snapshot_id, but=1)
@@ -479,10 +485,7 @@ def test_a_shard_that_fails_ends_it_and_another_is_tried_later(is_copied: bool) 
 
 def test_a_manifest_that_can_not_be_written_ends_it() -> None:
     job = running()
-    want(job)
-    snapshot_id = decide(job).snapshot_id
-    job.copy_all(snapshot_id)
-    write(job, snapshot_id)
+    snapshot_id = written(job)
     job.core.fail_checkpoint(snapshot_id, "Read-only file system", job.now_ms)
     job.core.fail_checkpoint(snapshot_id, "again", job.now_ms)
     assert job.core.checkpoints.failure == "Read-only file system"
@@ -491,10 +494,7 @@ def test_a_manifest_that_can_not_be_written_ends_it() -> None:
 
 def test_shards_that_write_for_too_long_are_given_up() -> None:
     job = running()
-    want(job)
-    snapshot_id = decide(job).snapshot_id
-    job.copy_all(snapshot_id)
-    write(job, snapshot_id, but=1)
+    snapshot_id = written(job, but=1)
     assert SETTINGS.checkpoints is not None
     job.pass_time(SETTINGS.checkpoints.timeout_ms)
     assert job.core.checkpoints.failure == "it was not written in time"
@@ -503,10 +503,7 @@ def test_shards_that_write_for_too_long_are_given_up() -> None:
 
 def test_one_that_is_being_committed_is_not_given_up() -> None:
     job = running()
-    want(job)
-    snapshot_id = decide(job).snapshot_id
-    job.copy_all(snapshot_id)
-    write(job, snapshot_id)
+    snapshot_id = written(job)
     assert SETTINGS.checkpoints is not None
     job.pass_time(SETTINGS.checkpoints.timeout_ms)
     commit(job, snapshot_id)
@@ -540,15 +537,6 @@ def test_a_lost_worker_in_the_middle_of_a_push_loses_no_place_for_one() -> None:
 def registered(job: DrivenCoordinator, *names: str) -> None:
     for name in names:
         job.core.take_state(job.core.roster.entry(key(name)), 0, b"", job.now_ms)
-
-
-def copied(job: DrivenCoordinator) -> int:
-    """A checkpoint that all shards have copied; the name of its cut."""
-    want(job)
-    snapshot_id = decide(job).snapshot_id
-    assert job.of(WantState) == [], "the ledger is not settled yet"
-    job.copy_all(snapshot_id)
-    return snapshot_id
 
 
 def take(job: DrivenCoordinator, name: str, snapshot_id: int, state: bytes) -> None:
@@ -602,8 +590,7 @@ def test_a_state_is_waited_for_so_long(is_last: bool) -> None:
     wait_ms = STATE_WAIT_MS
     if is_last:
         wait_ms = job.core.checkpoints.state_wait_ms = LAST_STATE_WAIT_MS
-    snapshot_id = copied(job)
-    write(job, snapshot_id)
+    snapshot_id = written(job)
     job.pass_time(wait_ms - 1)
     assert job.of(CommitCheckpoint) == []
     job.pass_time(1)
@@ -618,8 +605,7 @@ def test_a_state_is_waited_for_so_long(is_last: bool) -> None:
 def test_a_worker_without_a_copy_says_so_and_nobody_waits() -> None:
     job = running()
     registered(job, "a")
-    snapshot_id = copied(job)
-    write(job, snapshot_id)
+    snapshot_id = written(job)
     take(job, "a", snapshot_id, b"")
     (found,) = job.of(CommitCheckpoint)
     assert found.checkpoint.lacks_state_of == key("a")

@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,19 @@ def new_job(folder: Path) -> JobStore:
     return store
 
 
+def loaded(folder: Path) -> StoredJob:
+    """The job as the next process finds it."""
+    with JobStore(folder) as store:
+        stored = store.load()
+    assert stored is not None
+    return stored
+
+
+def execute(folder: Path, statement: str, *values: str | bytes) -> None:
+    with closing(sqlite3.connect(folder / "job.sqlite")) as database, database:
+        database.execute(statement, values)
+
+
 def test_a_new_folder_holds_nothing(tmp_path: Path) -> None:
     with JobStore(tmp_path / "made" / "on" / "the" / "way") as store:
         assert store.load() is None
@@ -90,18 +104,16 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
 def test_a_job_that_has_not_started_survives_too(tmp_path: Path) -> None:
     with new_job(tmp_path):
         pass
-    with JobStore(tmp_path) as store:
-        stored = store.load()
-    assert stored == StoredJob(job_id="job-1", job_seed=(1 << 62) - 1, shard_count=2)
+    assert loaded(tmp_path) == StoredJob(
+        job_id="job-1", job_seed=(1 << 62) - 1, shard_count=2
+    )
 
 
 def test_the_newest_of_everything_counts(tmp_path: Path) -> None:
     with new_job(tmp_path) as store:
         for generation in (1, 2, 3):
             store.write(Persist(record=record({"a": 0}, generation=generation)))
-        stored = store.load()
-    assert stored is not None
-    assert stored.record == record({"a": 0}, generation=3)
+    assert loaded(tmp_path).record == record({"a": 0}, generation=3)
 
 
 def test_a_record_and_the_data_that_it_settles_are_kept_as_one(tmp_path: Path) -> None:
@@ -123,10 +135,8 @@ def test_a_record_and_the_data_that_it_settles_are_kept_as_one(tmp_path: Path) -
         store.write(Persist(incarnations={"a": 1}))
 
     with JobStore(tmp_path) as store:
-        stored = store.load()
         assert store.load_epochs() == (ledger,)
-    assert stored is not None
-    assert stored.record == record({"a": 0}, generation=1)
+    assert loaded(tmp_path).record == record({"a": 0}, generation=1)
 
 
 def test_a_full_disk_is_no_end_while_the_log_has_room(tmp_path: Path) -> None:
@@ -138,10 +148,7 @@ def test_a_full_disk_is_no_end_while_the_log_has_room(tmp_path: Path) -> None:
         with file_size_limit(size):
             for generation in range(30, 200):
                 store.write(Persist(record=record({"a": 0}, generation=generation)))
-        stored = store.load()
-    assert stored is not None
-    assert stored.record is not None
-    assert stored.record.generation == 199
+    assert loaded(tmp_path).record == record({"a": 0}, generation=199)
 
 
 def test_what_the_disk_refuses_leaves_all_as_it_was(tmp_path: Path) -> None:
@@ -153,9 +160,7 @@ def test_what_the_disk_refuses_leaves_all_as_it_was(tmp_path: Path) -> None:
         assert stored is not None
         assert stored.record == record({"a": 0}, generation=1)
         store.write(Persist(incarnations={"a": 1}))
-    with JobStore(tmp_path) as store:
-        stored = store.load()
-    assert stored is not None
+    stored = loaded(tmp_path)
     assert stored.record == record({"a": 0}, generation=1)
     assert stored.incarnations == {"a": 1}
 
@@ -188,11 +193,9 @@ def test_a_record_is_durable_when_saving_returns(tmp_path: Path) -> None:
     )
     assert ended.returncode == -9
 
-    with JobStore(tmp_path) as store:
-        stored = store.load()
-    assert stored is not None
-    assert stored.record is not None
-    assert stored.record.generation == 5
+    newest = loaded(tmp_path).record
+    assert newest is not None
+    assert newest.generation == 5
 
 
 def test_records_are_flushed_to_the_disk(tmp_path: Path) -> None:
@@ -224,14 +227,11 @@ def test_a_second_coordinator_is_kept_out(tmp_path: Path) -> None:
 def test_a_file_of_another_format_is_refused_by_name(tmp_path: Path) -> None:
     with new_job(tmp_path):
         pass
-    database = sqlite3.connect(tmp_path / "job.sqlite")
-    database.execute("UPDATE facts SET value = '1' WHERE name = 'format'")
-    database.commit()
-    database.close()
+    execute(tmp_path, "UPDATE facts SET value = '1' WHERE name = 'format'")
 
-    with pytest.raises(StateFolderError) as caught:
+    said = f"has format 1, this release writes {FORMAT_VERSION}"
+    with pytest.raises(StateFolderError, match=said):
         JobStore(tmp_path)
-    assert f"has format 1, this release writes {FORMAT_VERSION}" in str(caught.value)
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
@@ -259,10 +259,7 @@ def killed_job(folder: Path) -> None:
 
 def test_after_a_kill_the_newest_state_is_there(tmp_path: Path) -> None:
     killed_job(tmp_path)
-    with JobStore(tmp_path) as store:
-        stored = store.load()
-    assert stored is not None
-    assert stored.job_seed == 7
+    assert loaded(tmp_path).job_seed == 7
 
 
 def test_a_database_that_is_damaged_stays_as_it_is_beside_its_log(
@@ -312,9 +309,7 @@ def test_a_log_that_was_merged_is_not_missed_once_that_is_said(tmp_path: Path) -
     with pytest.raises(StateFolderError, match="PRAGMA journal_mode=DELETE"):
         JobStore(tmp_path)
 
-    database = sqlite3.connect(tmp_path / "job.sqlite")
-    database.execute("PRAGMA journal_mode=DELETE")
-    database.close()
+    execute(tmp_path, "PRAGMA journal_mode=DELETE")
 
     with JobStore(tmp_path) as store:
         assert store.load() is not None
@@ -392,10 +387,7 @@ def test_a_value_that_can_not_be_read_is_refused(
 ) -> None:
     with new_job(tmp_path):
         pass
-    database = sqlite3.connect(tmp_path / "job.sqlite")
-    database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
-    database.commit()
-    database.close()
+    execute(tmp_path, "INSERT OR REPLACE INTO facts VALUES (?, ?)", name, value)
 
     with (
         pytest.raises(StateFolderError, match=r"Nothing was") as caught,
@@ -406,22 +398,15 @@ def test_a_value_that_can_not_be_read_is_refused(
     assert str(caught.value).isprintable(), "nothing of the bytes that are there"
 
 
+def damaged_by(statement: str) -> Callable[[Path], None]:
+    """Damage that SQLite itself has no eye for."""
+    return lambda folder: execute(folder, statement)
+
+
 def load_all(folder: Path) -> None:
     with JobStore(folder) as store:
         store.load_splits()
         store.load_epochs()
-
-
-def execute(statement: str) -> Callable[[Path], None]:
-    """Damage that SQLite itself has no eye for."""
-
-    def damage(folder: Path) -> None:
-        database = sqlite3.connect(folder / "job.sqlite")
-        database.execute(statement)
-        database.commit()
-        database.close()
-
-    return damage
 
 
 def identity_of(text: bytes) -> Callable[[Path], None]:
@@ -440,18 +425,21 @@ def make_identity_a_folder(folder: Path) -> None:
     ("damage", "says"),
     [
         (
-            execute("UPDATE facts SET value = CAST(X'fffe' AS TEXT)"),
+            damaged_by("UPDATE facts SET value = CAST(X'fffe' AS TEXT)"),
             "job.sqlite .* is damaged: the entry 'job' in it can't be read",
         ),
         (
-            execute("INSERT INTO splits VALUES ('s', CAST(X'1bff' AS TEXT))"),
+            damaged_by("INSERT INTO splits VALUES ('s', CAST(X'1bff' AS TEXT))"),
             "the table 'splits' in it can't be read",
         ),
         (
-            execute("INSERT INTO epochs VALUES ('l', 0, X'1bff')"),
+            damaged_by("INSERT INTO epochs VALUES ('l', 0, X'1bff')"),
             "the table 'epochs' in it can't be read",
         ),
-        (execute("ALTER TABLE epochs RENAME COLUMN loader TO x"), "the table 'epochs'"),
+        (
+            damaged_by("ALTER TABLE epochs RENAME COLUMN loader TO x"),
+            "the table 'epochs'",
+        ),
         (identity_of(b"\xff\x00"), "job.json .* is damaged: it names no job"),
         (
             identity_of(b'{"job_id": "\\u001b[31m"}'),
