@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from tests.debian import require
@@ -91,10 +90,7 @@ class Slurm:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         if error is not None:
             for log in self._folder.glob("*.log"):

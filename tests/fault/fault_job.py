@@ -4,7 +4,6 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from psctl.check_history import check_history
@@ -96,10 +95,7 @@ class FaultJob:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         try:
             if error is None:

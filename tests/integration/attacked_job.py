@@ -10,7 +10,6 @@ import ssl
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, cast
 
 import grpc
@@ -106,10 +105,7 @@ class AttackedJob:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         try:
             if error is None:
@@ -120,7 +116,7 @@ class AttackedJob:
         finally:
             if self._reader is not None:
                 self._reader.close()
-            self._processes.__exit__(kind, error, traceback)
+            self._processes.__exit__(kind, error, trace)
 
     # Training
 
