@@ -26,7 +26,7 @@ from psserver.coordinator.rpc.web_page import (
 from psserver.coordinator.rpc.worker_control import WorkerControl
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.access import Access, watch_tokens
-from psserver.edge.admin import AdminPort, admin_port
+from psserver.edge.admin import AdminPort
 from psserver.edge.descriptors import descriptors, fitted
 from psserver.edge.ending import JobFailedError
 from psserver.edge.lifecycle import (
@@ -140,7 +140,10 @@ async def _admin_port(
     """Serves documents, metrics and the page of a job meanwhile, if it shall."""
     public = PublicControl(host)
     process = Process("coordinator", calls, access)
-    async with admin_port(
+    if config.admin is None:
+        yield None
+        return
+    async with AdminPort(
         config.admin,
         access,
         config.limits,
@@ -153,9 +156,8 @@ async def _admin_port(
         open_routes=page_routes(),
     ) as admin:
         process.admin = admin
-        if admin is not None:
-            host.admin_url = admin.url
-            log.info("the page of this job is at %s", admin.url)
+        host.admin_url = admin.url
+        log.info("the page of this job is at %s", admin.url)
         yield admin
 
 

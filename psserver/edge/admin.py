@@ -10,10 +10,10 @@ import ipaddress
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
-from typing import Final
+from typing import Final, Self
 
 import grpc
 from starlette.exceptions import HTTPException
@@ -78,7 +78,7 @@ _failures = RefusalLog(log)
 
 
 class AdminPort:
-    """The port, and what it serves.
+    """The port, and what it serves as long as its context is entered.
 
     Attributes:
         refused_count: Connections that were closed for want of room.
@@ -88,8 +88,8 @@ class AdminPort:
         self,
         listen: ListenConfig,
         access: Access | None,
+        limits: Limits,
         *,
-        connections_max: int,
         unready_reason: Callable[[], str],
         routes: Sequence[BaseRoute] = (),
         open_routes: Sequence[BaseRoute] = (),
@@ -99,7 +99,7 @@ class AdminPort:
         Args:
             listen: Where it listens, and what protects it.
             access: Knows the tokens of the job, if it has any.
-            connections_max: Most connections at a time.
+            limits: Of those, most connections at a time.
             unready_reason: Why the daemon does not serve now, empty while it does.
             routes: For callers with any role; by methods that change something, for
                 admins.
@@ -108,7 +108,7 @@ class AdminPort:
         """
         self.refused_count = 0
         self._listen = listen
-        self._connections_max = connections_max
+        self._connections_max = limits.admin_connections
         self._unready_reason = unready_reason
         self._is_draining = False
         router = Router(
@@ -136,7 +136,6 @@ class AdminPort:
         self._config.load()
         self._state = ServerState()
         self._connections: dict[_Connection, None] = {}
-        self._socket: socket.socket | None = None
         self._address = listen.address
         certificates = certificates_of(listen.credentials)
         self._tls = None if certificates is None else _tls_context(certificates)
@@ -178,21 +177,27 @@ class AdminPort:
         """Says from now on that the daemon is not ready: it stops."""
         self._is_draining = True
 
-    async def serve(self) -> None:
-        """Accepts connections until cancelled."""
-        assert self._socket is not None, "it is bound"
-        await self._accept(self._socket)
+    async def __aenter__(self) -> Self:
+        """Binds the port, and serves it from now on.
 
-    async def close(self) -> None:
+        Raises:
+            ConfigurationError: As of `bind`.
+        """
+        self.bind()
+        self._serving = asyncio.create_task(self._accept())
+        return self
+
+    async def __aexit__(self, *unused: object) -> None:
         """Ends all connections and frees the port."""
+        self._serving.cancel()
+        await asyncio.gather(self._serving, return_exceptions=True)
         for connection in list(self._connections):
             connection.end()
         tasks = list(self._state.tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._socket is not None:
-            self._socket.close()
+        self._socket.close()
 
     @property
     def unready_reason(self) -> str:
@@ -209,11 +214,11 @@ class AdminPort:
             return PlainTextResponse(f"not ready: {reason}\n", 503)
         return PlainTextResponse("ready\n")
 
-    async def _accept(self, listening: socket.socket) -> None:
+    async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listening)
+                accepted, _ = await loop.sock_accept(self._socket)
             except OSError as error:
                 _failures.warning("the admin port takes no connection: %s", error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
@@ -258,42 +263,6 @@ class AdminPort:
             if not connection.is_made:
                 connection.forget()
                 accepted.close()
-
-
-@asynccontextmanager
-async def admin_port(
-    listen: ListenConfig | None,
-    access: Access | None,
-    limits: Limits,
-    *,
-    unready_reason: Callable[[], str],
-    routes: Sequence[BaseRoute] = (),
-    open_routes: Sequence[BaseRoute] = (),
-) -> AsyncIterator[AdminPort | None]:
-    """Serves the admin port meanwhile; nothing where there is none.
-
-    Raises:
-        ConfigurationError: The port is in use, or the address is not this machine's.
-    """
-    if listen is None:
-        yield None
-        return
-    port = AdminPort(
-        listen,
-        access,
-        connections_max=limits.admin_connections,
-        unready_reason=unready_reason,
-        routes=routes,
-        open_routes=open_routes,
-    )
-    port.bind()
-    serving = asyncio.create_task(port.serve())
-    try:
-        yield port
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-        await port.close()
 
 
 class _Connection(H11Protocol):

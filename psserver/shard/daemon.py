@@ -5,6 +5,7 @@ import gc
 import logging
 import sys
 import uuid
+from contextlib import nullcontext
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from psserver.config import ShardConfig
 from psserver.edge.access import Access, watch_tokens
-from psserver.edge.admin import admin_port
+from psserver.edge.admin import AdminPort
 from psserver.edge.descriptors import descriptors, fitted
 from psserver.edge.ending import JobFailedError
 from psserver.edge.file_calls import in_thread
@@ -142,17 +143,21 @@ async def run_shard(config: ShardConfig) -> None:
         place = _Place()
         process = Process("shard", calls, access)
         try:
-            async with admin_port(
-                config.admin,
-                access,
-                config.limits,
-                unready_reason=lambda: place.unready_reason,
-                routes=[
-                    metrics_route(
-                        Rows(PROCESS, lambda: process),
-                        Rows(SHARD, lambda: place.readings),
-                    )
-                ],
+            async with (
+                nullcontext()
+                if config.admin is None
+                else AdminPort(
+                    config.admin,
+                    access,
+                    config.limits,
+                    unready_reason=lambda: place.unready_reason,
+                    routes=[
+                        metrics_route(
+                            Rows(PROCESS, lambda: process),
+                            Rows(SHARD, lambda: place.readings),
+                        )
+                    ],
+                )
             ) as admin:
                 process.admin = admin
                 if admin is not None:

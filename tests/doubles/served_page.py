@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from psserver.config import ListenConfig
 from psserver.coordinator.rpc.web_page import page_routes
-from psserver.edge.admin import admin_port
+from psserver.edge.admin import AdminPort
 from psserver.edge.limits import DEFAULT_LIMITS
 from pswire.addresses import Address
 from tests.debian import require
@@ -106,7 +106,7 @@ class ServedPage:
             after = int(request.query_params.get("after", 0))
             return JSONResponse(documents[path](after))
 
-        async with admin_port(
+        async with AdminPort(
             ListenConfig(address=Address("127.0.0.1", 0)),
             None,
             DEFAULT_LIMITS,
@@ -114,6 +114,5 @@ class ServedPage:
             routes=[Route(path, answer) for path in documents],
             open_routes=page_routes(),
         ) as port:
-            assert port is not None
             started.set_result(port.url)
             await self._is_over.wait()

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from psserver.config import ConfigurationError, ListenConfig, OptionError
 from psserver.edge import admin
 from psserver.edge.access import Access
-from psserver.edge.admin import AdminPort, admin_port
+from psserver.edge.admin import AdminPort
 from psserver.edge.limits import Limits
 from pswire.addresses import Address, parse_address
 from pswire.reasons import ErrorReason, Refusal
@@ -150,7 +150,7 @@ async def served(
         assert files.ca is not None
         tls = ssl.create_default_context(cafile=str(files.ca))
     client = Served(tls)
-    async with admin_port(
+    async with AdminPort(
         listen,
         access,
         limits,
@@ -165,7 +165,6 @@ async def served(
         ],
         open_routes=[Mount("/page", StaticFiles(directory=folder))] if folder else [],
     ) as port:
-        assert port is not None
         client.port = port
         try:
             yield client
@@ -561,11 +560,6 @@ async def test_a_port_in_use_is_named() -> None:
         with pytest.raises(ConfigurationError, match=r"in use.*--admin-listen"):
             async with served(taken):
                 pass
-
-
-async def test_where_there_is_none_nothing_is_served() -> None:
-    async with admin_port(None, None, LIMITS, unready_reason=str) as port:
-        assert port is None
 
 
 def test_beyond_loopback_it_needs_what_listen_needs(tmp_path: Path) -> None:
