@@ -5068,7 +5068,8 @@ BUGS = (
         (
             Edit(
                 "psworker/strategies/elastic.py",
-                "            torch._foreach_add_(list(local), difference, alpha=alpha)\n",
+                "            torch._foreach_add_"
+                "(list(local), difference, alpha=alpha)\n",
                 "            pass\n",
             ),
         ),
