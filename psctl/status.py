@@ -124,6 +124,15 @@ def _facts(status: Document) -> list[tuple[str, str]]:
         ),
         ("data", _epoch_text(status["epochs"][0]) if status["epochs"] else ""),
         ("staleness", _staleness_text(status["shards"])),
+        *(
+            (
+                "recording",
+                f"that of shard {shard['shard_index']} has ended: "
+                f"{printable(shard['recording_end'])}",
+            )
+            for shard in status["shards"]
+            if shard["recording_end"]
+        ),
         ("local steps", _rounds_text(status)),
         ("gradients", _gradients_text(status)),
         ("failure", printable(failure)),

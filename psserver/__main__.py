@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar, Final
 import typer
 
 from psserver.config import (
+    RECORD_GIB,
+    RECORD_GIB_DEFAULT,
     SHARD_INDEX,
     THREAD_COUNT,
     ListenConfig,
@@ -114,6 +116,15 @@ Record = Annotated[
         "docs/replay.md.",
     ),
 ]
+RecordLimit = Annotated[
+    float,
+    number_option(
+        allowed=RECORD_GIB,
+        metavar="GIB",
+        help="Size of each shard's recording at which it ends; training goes on. See "
+        "docs/replay.md.",
+    ),
+]
 Limit = Annotated[
     list[str],
     typer.Option(
@@ -212,6 +223,7 @@ def shard(
     tokens: Tokens = None,
     history: History = "",
     record: Record = None,
+    record_limit: RecordLimit = RECORD_GIB_DEFAULT,
     limit: Limit = [],  # noqa: B006, typer copies it
     verbose: Verbose = False,
 ) -> None:
@@ -227,6 +239,7 @@ def shard(
         thread_count=threads,
         history=history,
         record=record,
+        record_gib_max=record_limit,
         limits=_limits(limit),
     )
     from psserver.shard.daemon import run_shard
@@ -248,6 +261,7 @@ def local(
     tokens: Tokens = None,
     history: History = "",
     record: Record = None,
+    record_limit: RecordLimit = RECORD_GIB_DEFAULT,
     limit: Limit = [],  # noqa: B006, typer copies it
     verbose: Verbose = False,
     job: JobOptions,
@@ -262,7 +276,14 @@ def local(
     )
     from psserver.local import run_local
 
-    daemons = run_local(config, job.arguments(), record=record, verbose=verbose)
+    daemons = run_local(
+        config,
+        job.arguments(),
+        shard_arguments=[]
+        if record is None
+        else [f"--record={record}", f"--record-limit={record_limit!r}"],
+        verbose=verbose,
+    )
     _run("local", daemons, verbose=verbose)
 
 

@@ -85,6 +85,12 @@ GRADIENT_NORM_LIMIT = NumberRange(
 )
 JOB_SEED = NumberRange(0, NUMBER_MAX, why="0 leaves the order to the workers")
 THREAD_COUNT = NumberRange(1, 1024)
+RECORD_GIB = NumberRange(
+    0.0, 1 << 20, unit="GiB", why="leave out --record to record nothing", is_above=True
+)
+RECORD_GIB_DEFAULT = 64.0
+"""Size of a recording at which it ends: all of a small job, a minute or more of a large
+one, and no disk that a shard's checkpoints fit is full by it."""
 
 
 class ConfigurationError(ValueError):
@@ -528,6 +534,7 @@ class ShardConfig:
         thread_count: Threads that apply updates.
         history: Where it writes its history, see `pswire.history`; empty for none.
         record: Folder of its recordings for a replay; None for none.
+        record_gib_max: Size at which a recording ends.
         shares_memory: Whether tensors of workers on this machine go through memory that
             both use, `PS_SHARED_MEMORY` if it is not said.
         limits: What callers may make it hold.
@@ -541,6 +548,7 @@ class ShardConfig:
     thread_count: int = field(default_factory=usable_thread_count)
     history: str = ""
     record: Path | None = None
+    record_gib_max: float = RECORD_GIB_DEFAULT
     shares_memory: bool = field(
         default_factory=lambda: is_wanted(os.environ.get(SHARED_MEMORY_VARIABLE, "1"))
     )
@@ -562,6 +570,7 @@ class ShardConfig:
                 "say with --advertise HOST:PORT which one workers shall use"
             )
         _check("--threads", THREAD_COUNT, self.thread_count)
+        _check("--record-limit", RECORD_GIB, self.record_gib_max)
         if self.index is not None:
             _check("--index", SHARD_INDEX, self.index)
 

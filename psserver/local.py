@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 
 from psserver.config import ConfigurationError, CoordinatorConfig, OptionError
 from psserver.edge.coordinator_settings import ShardLossPolicy
@@ -49,7 +49,7 @@ async def run_local(
     config: CoordinatorConfig,
     job_arguments: list[str],
     *,
-    record: Path | None = None,
+    shard_arguments: Sequence[str] = (),
     verbose: bool,
 ) -> None:
     """Runs all daemons of a job until told to stop, or until one of them ends.
@@ -57,7 +57,7 @@ async def run_local(
     Args:
         config: Of its coordinator.
         job_arguments: The same, for a command line.
-        record: Folder of the shards' recordings; None for none.
+        shard_arguments: Of the shards alone, for a command line.
         verbose: Whether they log more.
 
     Raises:
@@ -89,7 +89,13 @@ async def run_local(
     own_log = _own_log(config)
     try:
         await stay(
-            _supervise(config, job_arguments, children, record=record, verbose=verbose)
+            _supervise(
+                config,
+                job_arguments,
+                children,
+                shard_arguments=shard_arguments,
+                verbose=verbose,
+            )
         )
     finally:
         if config.checkpoint_url is not None:
@@ -117,7 +123,7 @@ async def _supervise(
     job_arguments: list[str],
     children: list[asyncio.subprocess.Process],
     *,
-    record: Path | None,
+    shard_arguments: Sequence[str],
     verbose: bool,
 ) -> None:
     # All that it was given, off or on: they read the same variables and file.
@@ -160,7 +166,7 @@ async def _supervise(
             f"{'off' if config.admin is None else shard_listen(config.admin.address)}",
             f"--state-dir={config.state_dir / f'shard-{index}'}",
             f"--index={index}",
-            *([] if record is None else [f"--record={record}"]),
+            *shard_arguments,
             *common,
         )
         for index in range(config.shard_count)

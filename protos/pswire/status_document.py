@@ -262,6 +262,7 @@ def _shard(shard: pb.ShardStatus, mode: Mode) -> Document:
         "sent_bytes": shard.sent_bytes,
         "duplicate_count": shard.duplicate_count,
         "chunk_count": shard.chunk_count,
+        "recording_end": shard.recording_end or None,
     }
 
 

@@ -243,6 +243,7 @@ async def _serve(
                     shard_index=host.shard_index,
                     incarnation=host.incarnation,
                     settings=host.settings,
+                    gib_max=config.record_gib_max,
                 )
             place.host, place.client = host, client
             know(job=host.settings.job_id, id=index, clock=host.slowest_clock)

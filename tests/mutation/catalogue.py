@@ -4900,12 +4900,25 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a recording grows beyond its limit",
+        (
+            Edit(
+                "psserver/shard/host/recording.py",
+                "byte_count > self._bytes_left",
+                "byte_count > self._gib_max * (1 << 30)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/host/test_recording.py::test_a_recording_ends_at_its_limit_with_one_line_and_says_so",
+        ),
+    ),
+    PlantedBug(
         "a full disk is found anew with each entry of a recording",
         (
             Edit(
                 "psserver/shard/host/recording.py",
-                "        except OSError as error:\n            self._end()\n",
-                "        except OSError as error:\n",
+                "            self._end()\n            self.end_text",
+                "            self.end_text",
             ),
         ),
         tests=(

@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 import torch
 
+from psserver.config import RECORD_GIB_DEFAULT
 from psserver.shard.core.effects import (
     ApplyChunk,
     BufferAverage,
@@ -55,7 +56,9 @@ small_chunks = cut_into(64, 256)
 class Recorded:
     """A shard that records drawn updates."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(
+        self, seed: int, folder: Path, gib_max: float = RECORD_GIB_DEFAULT
+    ) -> None:
         self.rng = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
         parameters = mixed_parameters(self.generator)
@@ -80,7 +83,7 @@ class Recorded:
         self.model = shard_model(self.shards.terms, settings=settings, shard_index=0)
         self.engine = self.model.engine
         self.recorder = Recorder.open(
-            folder, shard_index=0, incarnation=1, settings=settings
+            folder, shard_index=0, incarnation=1, settings=settings, gib_max=gib_max
         )
         self.recorder.begin(self.model)
         self.engine.begin_seed()
@@ -283,6 +286,24 @@ def test_a_push_may_be_dropped_before_its_trailer_is_there(tmp_path: Path) -> No
 
     assert replay.damage == ""
     assert replay.pushes[0] == ReplayedPush(push, outcome="dropped")
+
+
+def test_a_recording_that_has_its_limit_is_replayed_up_to_there(tmp_path: Path) -> None:
+    size = Recorded(0, tmp_path / "whole").run().stat().st_size
+    recorded = Recorded(0, tmp_path / "part", gib_max=0.8 * size / 2**30)
+    path = recorded.run()
+    assert recorded.recorder.end_text
+
+    replay = ShardReplay(path)
+    replay.run(Until())
+
+    assert replay.ending.startswith("to the end, before that of its shard: it has the ")
+    assert (replay.damage, replay.difference) == ("", "")
+    assert replay.chunk_update_count
+    for number, share in enumerate((0.0001, 0.02)):  # not even its head, and that
+        recorded = Recorded(0, tmp_path / str(number), gib_max=share * size / 2**30)
+        with pytest.raises(RecordingError, match="first values are in it, it has the "):
+            ShardReplay(recorded.run())
 
 
 def test_of_a_folder_the_newest_start_counts_that_has_begun(tmp_path: Path) -> None:

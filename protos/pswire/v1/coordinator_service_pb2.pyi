@@ -926,6 +926,7 @@ class ReportProgressRequest(google.protobuf.message.Message):
     CHUNK_COUNT_FIELD_NUMBER: builtins.int
     WAITS_FIELD_NUMBER: builtins.int
     RECORDED_FIELD_NUMBER: builtins.int
+    RECORDING_END_FIELD_NUMBER: builtins.int
     shard_index: builtins.int
     """Who reports."""
     incarnation: builtins.int
@@ -960,6 +961,8 @@ class ReportProgressRequest(google.protobuf.message.Message):
     """Pushes that were sent again and were done already."""
     chunk_count: builtins.int
     """Chunks that it holds."""
+    recording_end: builtins.str
+    """Why its recording for a replay has ended early, in words. Empty if it has not."""
     @property
     def waiting(self) -> pswire.v1.push_pb2.Waiting:
         """Whom its next clock waits for, when it has waited for a while."""
@@ -1022,9 +1025,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
         chunk_count: builtins.int = ...,
         waits: collections.abc.Iterable[global___MemberWait] | None = ...,
         recorded: global___RecordedSpans | None = ...,
+        recording_end: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["recorded", b"recorded", "waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "apply_s", b"apply_s", "chunk_count", b"chunk_count", "contradicting", b"contradicting", "done", b"done", "duplicate_count", b"duplicate_count", "frontier", b"frontier", "gradients", b"gradients", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "process_id", b"process_id", "queued_push_count", b"queued_push_count", "received_bytes", b"received_bytes", "recorded", b"recorded", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "shard_index", b"shard_index", "sharing", b"sharing", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting", "waits", b"waits"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "apply_s", b"apply_s", "chunk_count", b"chunk_count", "contradicting", b"contradicting", "done", b"done", "duplicate_count", b"duplicate_count", "frontier", b"frontier", "gradients", b"gradients", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "process_id", b"process_id", "queued_push_count", b"queued_push_count", "received_bytes", b"received_bytes", "recorded", b"recorded", "recording_end", b"recording_end", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "shard_index", b"shard_index", "sharing", b"sharing", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting", "waits", b"waits"]) -> None: ...
 
 global___ReportProgressRequest = ReportProgressRequest
 
@@ -3132,6 +3136,7 @@ class ShardStatus(google.protobuf.message.Message):
     SENT_BYTES_FIELD_NUMBER: builtins.int
     DUPLICATE_COUNT_FIELD_NUMBER: builtins.int
     CHUNK_COUNT_FIELD_NUMBER: builtins.int
+    RECORDING_END_FIELD_NUMBER: builtins.int
     state: builtins.str
     """`missing`, `ready`, `suspect` or `lost`."""
     silent_ms: builtins.int
@@ -3163,6 +3168,8 @@ class ShardStatus(google.protobuf.message.Message):
     duplicate_count: builtins.int
     """Likewise."""
     chunk_count: builtins.int
+    """Likewise."""
+    recording_end: builtins.str
     """Likewise."""
     @property
     def shard(self) -> pswire.v1.membership_pb2.ShardAddress:
@@ -3197,9 +3204,10 @@ class ShardStatus(google.protobuf.message.Message):
         sent_bytes: builtins.int = ...,
         duplicate_count: builtins.int = ...,
         chunk_count: builtins.int = ...,
+        recording_end: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_apply_ms", b"_apply_ms", "apply_ms", b"apply_ms", "shard", b"shard", "waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_apply_ms", b"_apply_ms", "applied_clock", b"applied_clock", "apply_ms", b"apply_ms", "chunk_count", b"chunk_count", "duplicate_count", b"duplicate_count", "frontier", b"frontier", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "queued_push_count", b"queued_push_count", "received_bytes", b"received_bytes", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "shard", b"shard", "silent_ms", b"silent_ms", "staleness_counts", b"staleness_counts", "state", b"state", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_apply_ms", b"_apply_ms", "applied_clock", b"applied_clock", "apply_ms", b"apply_ms", "chunk_count", b"chunk_count", "duplicate_count", b"duplicate_count", "frontier", b"frontier", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "queued_push_count", b"queued_push_count", "received_bytes", b"received_bytes", "recording_end", b"recording_end", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "shard", b"shard", "silent_ms", b"silent_ms", "staleness_counts", b"staleness_counts", "state", b"state", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_apply_ms", b"_apply_ms"]) -> typing.Literal["apply_ms"] | None: ...
 
 global___ShardStatus = ShardStatus

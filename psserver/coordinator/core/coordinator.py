@@ -39,7 +39,7 @@ from psserver.coordinator.core.roster import (
     Roster,
     WorkerEntry,
 )
-from psserver.coordinator.core.shard_map import ShardSlot
+from psserver.coordinator.core.shard_map import ShardSlot, ShardStanding
 from psserver.coordinator.core.shard_memory import APPLY_THREAD_COUNT, ModelMemory
 from psserver.coordinator.core.start_point import SavedJob, StartPoint
 from psserver.coordinator.core.tracing import Tracing
@@ -299,6 +299,21 @@ class CoordinatorCore:
         slot.broken_ms = None
         slot.heard_ms = now_ms
         self.progress.pump(now_ms)
+
+    def take_standing(
+        self, slot: ShardSlot, standing: ShardStanding, now_ms: int
+    ) -> None:
+        """Takes a shard's report of its progress."""
+        if standing.recording_end and not slot.standing.recording_end:
+            self.events.add(
+                EventKind.RECORDING_ENDED,
+                f"The recording of shard {slot.index} has ended, and training goes on: "
+                f"{standing.recording_end}",
+                now_ms,
+                shard_index=slot.index,
+                clock=standing.applied_clock,
+            )
+        slot.take(standing)
 
     def shard_broken(self, slot: ShardSlot, now_ms: int) -> None:
         slot.is_watching = False

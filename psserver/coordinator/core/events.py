@@ -33,6 +33,7 @@ class EventKind(StrEnum):
     SHARD_REGISTERED = "shard_registered"
     SHARD_LOST = "shard_lost"
     SHARD_RETURNED = "shard_returned"
+    RECORDING_ENDED = "recording_ended"
     MODE_CHANGED = "mode_changed"
     CHECKPOINT_COMPLETE = "checkpoint_complete"
     CHECKPOINT_FAILED = "checkpoint_failed"

@@ -46,6 +46,7 @@ class ShardStanding:
         sent_bytes: Of those that it has sent.
         duplicate_count: Pushes that were sent again and were done already.
         chunk_count: Chunks that it holds.
+        recording_end: Why its recording has ended early, in words.
         waits: Of each member, for how many seconds its pushes were complete and waited
             for others.
     """
@@ -71,6 +72,7 @@ class ShardStanding:
     sent_bytes: int = 0
     duplicate_count: int = 0
     chunk_count: int = 0
+    recording_end: str = ""
     waits: Mapping[WorkerKey, float] = field(default_factory=dict)
 
     def clock_of(self, member: Member) -> int:

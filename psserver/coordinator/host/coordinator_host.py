@@ -336,7 +336,7 @@ class CoordinatorHost:
             standing: Where it stands.
             contradicting: Members whose bytes contradicted their finite verdict.
         """
-        slot.take(standing)
+        self.core.take_standing(slot, standing, now_ms())
         for member in self.core.record.members if self.core.record else ():
             entry = self.core.roster.find(member.worker)
             if entry is not None:

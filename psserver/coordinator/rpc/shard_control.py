@@ -179,5 +179,6 @@ def _standing(request: messages.ReportProgressRequest) -> ShardStanding:
         sent_bytes=request.sent_bytes,
         duplicate_count=request.duplicate_count,
         chunk_count=request.chunk_count,
+        recording_end=request.recording_end,
         waits={worker_key(each.worker): each.waited_s for each in request.waits},
     )

@@ -295,6 +295,7 @@ def _shard_status(
         sent_bytes=standing.sent_bytes,
         duplicate_count=standing.duplicate_count,
         chunk_count=standing.chunk_count,
+        recording_end=standing.recording_end,
     )
     if standing.waited_ms:
         status.waiting.CopyFrom(_waiting_message(slot))

@@ -11,6 +11,7 @@ from typing import Final, Self
 import torch
 from xxhash import xxh3_64_intdigest
 
+from psserver.config import RECORD_GIB_DEFAULT
 from psserver.edge.record_history import record_values
 from psserver.shard.core.effects import ApplyChunk, LoadState
 from psserver.shard.core.push import PushId, Trailer
@@ -68,15 +69,28 @@ class Recorder:
 
     @classmethod
     def open(
-        cls, folder: Path, *, shard_index: int, incarnation: int, settings: JobSettings
+        cls,
+        folder: Path,
+        *,
+        shard_index: int,
+        incarnation: int,
+        settings: JobSettings,
+        gib_max: float = RECORD_GIB_DEFAULT,
     ) -> Self:
-        """Makes the file of a shard's start.
+        """Makes the file of a shard's start, which ends at a size.
 
         Raises:
             ConfigurationError: It can't be made.
         """
-        file = RecordingFile(folder, shard_index=shard_index, incarnation=incarnation)
+        file = RecordingFile(
+            folder, shard_index=shard_index, incarnation=incarnation, gib_max=gib_max
+        )
         return cls(file, shard_index, incarnation, settings)
+
+    @property
+    def end_text(self) -> str:
+        """Why it has ended while the shard goes on, in words; empty if it has not."""
+        return self._file.end_text
 
     def close(self) -> None:
         """Ends the recording, as one that is whole."""
@@ -199,7 +213,7 @@ class Recorder:
         self._file.write("cut", {"snapshot": cut.snapshot_id} | _reached(core))
 
     def _record_first_values(self, engine: ApplyEngine, chunk_index: int) -> None:
-        if chunk_index in self._has_values:
+        if chunk_index in self._has_values or not self._file.is_open:
             return
         self._has_values.add(chunk_index)
         image = engine.image_of(chunk_index)

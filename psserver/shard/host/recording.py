@@ -8,6 +8,7 @@ Entries go straight to the operating system, and before anybody hears of what th
 what a shard has applied survives its SIGKILL. A power cut may take the end of the file.
 """
 
+import errno
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from psserver.config import ConfigurationError
+from psserver.config import RECORD_GIB_DEFAULT, ConfigurationError
 from pswire.checkpoint.errors import UNREADABLE
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ SUFFIX: Final = ".recording"
 _HEAD: Final = struct.Struct("<QQQ")
 _CHECKED: Final = struct.Struct("<QQ")
 _LINE_LENGTH: Final = struct.Struct("<I")
+
+_PIECE_COUNT_MAX: Final = os.sysconf("SC_IOV_MAX")
 
 log = logging.getLogger("psserver.shard")
 
@@ -47,79 +50,136 @@ class RecordingFile:
     Attributes:
         path: Where it is.
         is_open: Whether it still goes on.
+        end_text: Why it has ended before the shard has, in words; empty if it has not.
     """
 
-    def __init__(self, folder: Path, *, shard_index: int, incarnation: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        shard_index: int,
+        incarnation: int,
+        gib_max: float = RECORD_GIB_DEFAULT,
+    ) -> None:
         """Makes the file, and the folder if it is not there.
 
         Only its owner reads either: gradients tell of the data.
+
+        Args:
+            folder: The folder.
+            shard_index: Whose recording it is.
+            incarnation: Count of the shard's starts.
+            gib_max: Size at which it ends.
 
         Raises:
             ConfigurationError: It can't be made.
         """
         self.path = folder / f"shard-{shard_index}-{incarnation}{SUFFIX}"
         self.is_open = True
+        self.end_text = ""
+        self._gib_max = gib_max
+        self._bytes_left = int(gib_max * (1 << 30))
         self._lock = threading.Lock()
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, flags, 0o600)
         except OSError as error:
-            if self.path.exists():
-                raise ConfigurationError(
-                    f"{self.path} is there already, of another job perhaps: give "
-                    "--record a folder of this job alone"
-                ) from error
-            raise ConfigurationError(
-                f"no recording can be written to {folder}: {error.strerror}; give "
-                "--record another folder"
-            ) from error
+            raise ConfigurationError(_problem(folder, self.path, error)) from error
         with self._lock:
-            self._put(MAGIC)
+            self._put([MAGIC])
 
     def write(
         self, kind: str, line: Mapping[str, object], data: "Sequence[Buffer]" = ()
     ) -> None:
         """Writes one entry.
 
-        A disk that is full ends the recording, with a word in the log, and not the
-        training.
+        Its limit, or a disk that is full, ends the recording, with a word in the log,
+        and not the training.
         """
-        text = json.dumps({"kind": kind, **line}, separators=(",", ":")).encode()
-        front = _LINE_LENGTH.pack(len(text)) + text
-        views = [memoryview(each).cast("B") for each in data]
-        digest = xxh3_64(front)
-        for view in views:
-            digest.update(view)
-        length = len(front) + sum(map(len, views))
-        checked = _CHECKED.pack(length, digest.intdigest())
-        head = _HEAD.pack(length, digest.intdigest(), xxh3_64_intdigest(checked))
+        if not self.is_open:
+            return
+        pieces = _entry(kind, line, data)
+        byte_count = sum(map(len, pieces))
         with self._lock:
-            self._put(head + front, *views)
+            if byte_count > self._bytes_left and self.is_open:
+                reason = f"it has the {self._gib_max:g} GiB of --record-limit"
+                self._put(_entry("end", {"reason": reason}, ()))
+                self._end_early(f"{reason}; give a larger one to record more")
+            self._put(pieces)
 
     def close(self) -> None:
         """Ends the file; what is written later is lost."""
         with self._lock:
             self._end()
 
-    def _put(self, *pieces: "Buffer") -> None:
+    def _put(self, pieces: "Sequence[Buffer]") -> None:
+        """Writes bytes in one call, which costs a small job more than its bytes do."""
         if not self.is_open:
             return
+        left = [memoryview(piece) for piece in pieces]
         try:
-            for piece in pieces:
-                left = memoryview(piece)
-                while left:
-                    left = left[os.write(self._descriptor, left) :]
+            if not os.fstat(self._descriptor).st_nlink:
+                self._end_early("its file was deleted; let the folder stay")
+                return
+            while left:
+                count = os.writev(self._descriptor, left[:_PIECE_COUNT_MAX])
+                self._bytes_left -= count
+                while left and count >= len(left[0]):
+                    count -= len(left.pop(0))
+                if left:
+                    left[0] = left[0][count:]
         except OSError as error:
+            self._end_early(
+                f"{error.strerror}; make room on its disk, or record on another one"
+            )
+
+    def _end_early(self, text: str) -> None:
+        if self.is_open:
             self._end()
-            log.error(
-                "the recording %s ends here, training goes on: %s", self.path, error
+            self.end_text = text
+            log.warning(
+                "the recording %s ends here, training goes on: %s. What it has can be "
+                "replayed; the next start of this shard begins another one",
+                *(self.path, text),
             )
 
     def _end(self) -> None:
         if self.is_open:
             self.is_open = False
             os.close(self._descriptor)
+
+
+def _problem(folder: Path, path: Path, error: OSError) -> str:
+    """Why no recording can be made, and what to do."""
+    if os.path.lexists(path):
+        return (
+            f"{path} is there already, of another job perhaps: give --record a folder "
+            "of this job alone"
+        )
+    text = f"no recording can be written to {folder}"
+    if folder.is_symlink() and not folder.exists():
+        return f"{text}: it is a link to what is not there; make that folder"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return f"{text}: {error.filename} is no folder; give --record a folder"
+    return f"{text}: {error.strerror}; give --record a folder that this user can write"
+
+
+def _entry(
+    kind: str, line: Mapping[str, object], data: "Sequence[Buffer]"
+) -> "list[Buffer]":
+    """The bytes of an entry, in pieces."""
+    text = json.dumps({"kind": kind, **line}, separators=(",", ":")).encode()
+    front = _LINE_LENGTH.pack(len(text)) + text
+    # An array of no bytes is left out: nothing of it would be written.
+    views = [view for each in data if (view := memoryview(each).cast("B"))]
+    digest = xxh3_64(front)
+    for view in views:
+        digest.update(view)
+    length = len(front) + sum(map(len, views))
+    found = digest.intdigest()
+    head = _HEAD.pack(length, found, xxh3_64_intdigest(_CHECKED.pack(length, found)))
+    return [head + front, *views]
 
 
 @dataclass(frozen=True, slots=True)

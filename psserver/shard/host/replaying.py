@@ -155,14 +155,16 @@ class ShardReplay:
         self.ending = self.damage = self.difference = self.error = ""
         self._open: dict[PushId, ReplayedPush] = {}
         self._finite: dict[int, bool] = {}
+        self._lacking: set[int] | None = None
         reader = RecordingReader(path)
         for entry in _decoded(reader, self._begin_with):
             if entry is None:
                 break
         else:
+            why = reader.cut_text or self.ending
             raise RecordingError(
-                f"{path} ends before all first values are in it"
-                f"{reader.cut_text and ', '}{reader.cut_text}: nothing can be replayed"
+                f"{path} ends before all first values are in it{why and ', '}{why}: "
+                "nothing can be replayed"
             )
         self.model.engine.commit_seed()
 
@@ -184,7 +186,9 @@ class ShardReplay:
                     self.ending = f"up to --until, entry {entry.number}"
                     break
                 if entry.kind == "end":
-                    self.ending = "to the end"
+                    reason = entry.line.get("reason")
+                    early = f", before that of its shard: {reason}"
+                    self.ending = f"to the end{early if reason else ''}"
         except RecordingError as error:
             self.damage = str(error)
             self.ending = "up to the damage"
@@ -226,14 +230,17 @@ class ShardReplay:
             )
             self._lacking = {chunk.index for chunk in self.model.chunks}
             self.model.engine.begin_seed()
+        elif entry.kind == "end":
+            self.ending = line.get("reason", "")
         elif entry.kind == "values":
+            assert self._lacking is not None, "values come after the beginning"
             image = _image(line, entry.data)
             self._finite[line["chunk"]] = image.is_finite
             self.model.engine.write_seed_image(line["chunk"], image)
             self._lacking.discard(line["chunk"])
         elif entry.kind == "terms":
             self.model.declare(load_terms(line["terms"]))
-        return entry if self._lacking else None
+        return None if self._lacking == set() else entry
 
     def _take(self, entry: Entry) -> Entry:
         line = entry.line

@@ -73,6 +73,7 @@ class ProgressReport:
             sent_bytes=host.sent_bytes,
             duplicate_count=host.duplicate_count,
             chunk_count=len(model.chunks),
+            recording_end="" if host.recorder is None else host.recorder.end_text,
             waits=[
                 messages.MemberWait(
                     worker=identity_message(each.worker),

@@ -252,6 +252,12 @@ def test_the_bound_is_part_of_the_mode() -> None:
     assert "mode        asp\n" in _text(Mode.ASP)
 
 
+def test_recordings_that_have_ended_early_are_named() -> None:
+    text = _text(shards=[_shard(), _shard(1, recording_end="the disk is full")])
+    assert "recording   that of shard 1 has ended: the disk is full" in text
+    assert "recording" not in _text(shards=[_shard()])
+
+
 def test_the_staleness_of_all_pushes_is_summed_up() -> None:
     counts = [3, *[0] * (STALENESS_COUNTED_MAX - 1), 1]
     shards = [_shard(staleness_counts=counts), _shard(staleness_counts=[3, 0, 1, 0])]

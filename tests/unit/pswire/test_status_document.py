@@ -112,6 +112,7 @@ def _shard(index: int) -> pb.ShardStatus:
         sent_bytes=9_000_000_000,
         duplicate_count=3,
         chunk_count=150,
+        recording_end="No space left on device",
     )
 
 

@@ -1,6 +1,7 @@
 """What a coordinator remembers of what has happened."""
 
 from psserver.coordinator.core.events import EVENT_COUNT_MAX, EventKind, Events
+from psserver.coordinator.core.shard_map import ShardStanding
 from psserver.coordinator.rpc.status_report import events_message
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.limits import MESSAGE_BYTES_MAX, NAME_BYTES_MAX
@@ -66,6 +67,19 @@ def test_a_shard_that_is_away_for_a_moment_leaves_its_traces() -> None:
     driven.core.shard_watching(driven.core.shards.slots[1], driven.now_ms)
     assert _kinds(driven, number) == ["shard_lost", "shard_returned"]
     assert {e.shard_index for e in driven.core.events.after(number)} == {1}
+
+
+def test_a_recording_that_ends_early_is_told_once() -> None:
+    driven = DrivenCoordinator.running("a")
+    core, number = driven.core, driven.core.events.newest_number
+    for text in ("", "the disk is full", "the disk is full"):
+        standing = ShardStanding(heard_ms=0, applied_clock=7, recording_end=text)
+        core.take_standing(core.shards.slots[1], standing, driven.now_ms)
+    (event,) = core.events.after(number)
+    assert (event.kind, event.shard_index, event.clock) == ("recording_ended", 1, 7)
+    assert event.text == (
+        "The recording of shard 1 has ended, and training goes on: the disk is full"
+    )
 
 
 def test_another_mode_and_the_end_of_a_job_are_events() -> None:

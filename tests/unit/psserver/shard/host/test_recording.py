@@ -97,15 +97,68 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is there already, of another job"):
         RecordingFile(tmp_path, shard_index=1, incarnation=4)
     assert path.read_bytes() == before
-    with pytest.raises(ConfigurationError, match="no recording can be written to"):
-        RecordingFile(path, shard_index=1, incarnation=5)
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigurationError, match="is there already, of another job"):
+        RecordingFile(tmp_path, shard_index=1, incarnation=4)
+
+
+def test_what_is_no_folder_to_write_in_is_named_with_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    for folder, text in {
+        file: f"{file} is no folder; give --record a folder",
+        file / "below": f"{file / 'below'} is no folder; give --record a folder",
+        link: "it is a link to what is not there; make that folder",
+        # For root, too.
+        Path("/proc/recordings"): "No such file or directory; give --record a folder "
+        "that this user can write",
+    }.items():
+        with pytest.raises(ConfigurationError) as refused:
+            RecordingFile(folder, shard_index=0, incarnation=1)
+        assert str(refused.value) == f"no recording can be written to {folder}: {text}"
+
+
+def test_a_recording_ends_at_its_limit_with_one_line_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = RecordingFile(tmp_path, shard_index=0, incarnation=1, gib_max=500 / 2**30)
+    with caplog.at_level(logging.WARNING):
+        for number in range(9):
+            file.write("update", {"number": number}, DATA)
+    file.close()
+
+    (line,) = caplog.messages
+    reason = "it has the 4.65661e-07 GiB of --record-limit"
+    assert f"ends here, training goes on: {reason}; give a larger one" in line
+    assert file.end_text.startswith(reason)
+    *found, end = entries_of(file.path)
+    assert [each.line["number"] for each in found] == list(range(len(found)))
+    assert 0 < len(found) < 9
+    assert found[-1].place < 500
+    assert (end.kind, end.line) == ("end", {"reason": reason})
+
+
+def test_a_recording_that_is_deleted_takes_no_more_of_the_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = RecordingFile(tmp_path, shard_index=0, incarnation=1)
+    file.path.unlink()
+    with caplog.at_level(logging.WARNING):
+        file.write("update", {}, DATA)
+        file.write("update", {}, DATA)
+    assert len(caplog.messages) == 1
+    assert not file.is_open
+    assert "its file was deleted" in file.end_text
 
 
 def test_a_full_disk_ends_the_recording_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = RecordingFile(tmp_path, shard_index=0, incarnation=1)
-    with caplog.at_level(logging.ERROR), file_size_limit(300):
+    with caplog.at_level(logging.WARNING), file_size_limit(300):
         for number in range(9):
             file.write("update", {"number": number}, DATA)
     file.close()
@@ -113,6 +166,7 @@ def test_a_full_disk_ends_the_recording_with_one_line(
     lines = [each for each in caplog.messages if "ends here, training goes on" in each]
     assert len(lines) == 1
     assert not file.is_open
+    assert file.end_text.startswith("File too large; make room on its disk")
     reader = RecordingReader(file.path)
     found = list(reader.entries())
     assert [each.line["number"] for each in found] == list(range(len(found)))
