@@ -7,7 +7,7 @@ their rows. Numbers of Python's floats go through JSON unchanged.
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Line = dict[str, Any]
+
+_NAMES: Final[Mapping[type, tuple[str, ...]]] = {
+    kind: tuple(each.name for each in fields(kind))
+    for kind in (ApplyChunk, StagedContribution)
+}
+"""All fields: one that is added and is a number or a text is recorded, too."""
 
 
 def dump_update(effect: ApplyChunk) -> "tuple[Line, list[Buffer]]":
@@ -159,13 +165,11 @@ def _load_part(
 
 
 def _fields_of(effect: ApplyChunk | StagedContribution) -> Line:
-    """All of them: one that is added and is a number or a text is recorded, too."""
-    return {each.name: getattr(effect, each.name) for each in fields(effect)}
+    return {name: getattr(effect, name) for name in _NAMES[type(effect)]}
 
 
 def _known(
     kind: type[ApplyChunk | StagedContribution], line: Mapping[str, Any]
 ) -> Line:
     """What a line has of the fields of a class."""
-    names = {each.name for each in fields(kind)}
-    return {name: value for name, value in line.items() if name in names}
+    return {name: value for name, value in line.items() if name in _NAMES[kind]}

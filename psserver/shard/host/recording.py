@@ -35,6 +35,8 @@ _HEAD: Final = struct.Struct("<QQQ")
 _CHECKED: Final = struct.Struct("<QQ")
 _LINE_LENGTH: Final = struct.Struct("<I")
 
+_JSON: Final = json.JSONEncoder(separators=(",", ":"))
+
 _PIECE_COUNT_MAX: Final = os.sysconf("SC_IOV_MAX")
 
 log = logging.getLogger("psserver.shard")
@@ -113,7 +115,7 @@ class RecordingFile:
         with self._lock:
             self._end()
 
-    def _put(self, pieces: "Sequence[Buffer]") -> None:
+    def _put(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Writes bytes in one call, which costs a small job more than its bytes do."""
         if not self.is_open:
             return
@@ -167,9 +169,9 @@ def _problem(folder: Path, path: Path, error: OSError) -> str:
 
 def _entry(
     kind: str, line: Mapping[str, object], data: "Sequence[Buffer]"
-) -> "list[Buffer]":
+) -> list[bytes | memoryview]:
     """The bytes of an entry, in pieces."""
-    text = json.dumps({"kind": kind, **line}, separators=(",", ":")).encode()
+    text = _JSON.encode({"kind": kind, **line}).encode()
     front = _LINE_LENGTH.pack(len(text)) + text
     # An array of no bytes is left out: nothing of it would be written.
     views = [view for each in data if (view := memoryview(each).cast("B"))]
