@@ -86,7 +86,7 @@ GRADIENT_NORM_LIMIT = NumberRange(
 JOB_SEED = NumberRange(0, NUMBER_MAX, why="0 leaves the order to the workers")
 THREAD_COUNT = NumberRange(1, 1024)
 RECORD_GIB = NumberRange(
-    0.0, 1 << 20, unit="GiB", why="leave out --record to record nothing", is_above=True
+    0.001, 1 << 20, unit="GiB", why="leave out --record to record nothing"
 )
 RECORD_GIB_DEFAULT = 64.0
 """Size of a recording at which it ends: all of a small job, a minute or more of a large
