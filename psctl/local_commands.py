@@ -226,45 +226,71 @@ def compare(
             "only --strategies are compared on a link", param_hint="--link"
         )
     if attack is not None:
-        _compare_attacks(
-            attack,
-            rules,
-            worker_count=8 if workers is None else workers,
-            sample_count=153_600 if samples is None else samples,
+        from psctl.compare.attacks import parse_attacks, parse_rules
+        from psctl.compare.under_attack import (
+            AttackSettings,
+            attacks_json,
+            attacks_text,
+            run_attacks,
+        )
+
+        worker_count = workers or 8
+        of_attacks = AttackSettings(
+            attacks=parsed("--attack", lambda: parse_attacks(attack, worker_count)),
+            rules=parsed("--rules", lambda: parse_rules(rules, worker_count)),
+            worker_count=worker_count,
+            sample_count=samples or 153_600,
             seed=seed,
             snapshot_interval_s=snapshot_interval,
             out=out,
-            as_json=as_json,
         )
+        with interruptible():
+            attacked = run_attacks(of_attacks, say)
+        show(as_json, attacks_json(attacked), attacks_text(attacked))
         return
-    workers = 4 if workers is None else workers
+    from psctl.compare.loads import parse_loads
+
+    worker_count = workers or 4
+    if loads is None:
+        loads = "hiccups,straggler" if strategies is None else "even"
+    parsed_loads = parsed("--loads", lambda: parse_loads(loads))
     if strategies is not None:
-        _compare_strategies(
-            strategies,
-            link,
-            loads="even" if loads is None else loads,
-            worker_count=workers,
-            sample_count=128_000 if samples is None else samples,
+        from psctl.compare.strategies import parse_contenders
+        from psctl.compare.strategy_runs import parse_link
+        from psctl.compare.with_strategies import (
+            StrategySettings,
+            run_strategies,
+            strategies_json,
+            strategies_text,
+        )
+
+        of_strategies = StrategySettings(
+            contenders=parsed(
+                "--strategies", lambda: parse_contenders(strategies, worker_count)
+            ),
+            loads=parsed_loads,
+            link=None if link is None else parsed("--link", lambda: parse_link(link)),
+            worker_count=worker_count,
+            sample_count=samples or 128_000,
             batch_size=batch,
             base_ms=base_ms,
             seed=seed,
             snapshot_interval_s=snapshot_interval,
             out=out,
-            as_json=as_json,
         )
+        with interruptible():
+            trained = run_strategies(of_strategies, say)
+        show(as_json, strategies_json(trained), strategies_text(trained))
         return
-    samples = 25_600 if samples is None else samples
-    loads = "hiccups,straggler" if loads is None else loads
     from psctl.compare.command import run_comparison
-    from psctl.compare.loads import parse_loads
     from psctl.compare.modes import parse_modes
     from psctl.compare.report import CompareSettings, comparison_json, comparison_text
 
     settings = CompareSettings(
-        modes=parsed("--modes", lambda: parse_modes(modes, workers)),
-        loads=parsed("--loads", lambda: parse_loads(loads)),
-        worker_count=workers,
-        sample_count=samples,
+        modes=parsed("--modes", lambda: parse_modes(modes, worker_count)),
+        loads=parsed_loads,
+        worker_count=worker_count,
+        sample_count=samples or 25_600,
         base_ms=base_ms,
         target_accuracy=target,
         seed=seed,
@@ -274,79 +300,3 @@ def compare(
     with interruptible():
         comparison = run_comparison(settings, say)
     show(as_json, comparison_json(comparison), comparison_text(comparison))
-
-
-def _compare_strategies(
-    strategies: str,
-    link: str | None,
-    *,
-    loads: str,
-    worker_count: int,
-    sample_count: int,
-    batch_size: int,
-    base_ms: float | None,
-    seed: int,
-    snapshot_interval_s: float,
-    out: Path,
-    as_json: bool,
-) -> None:
-    from psctl.compare.loads import parse_loads
-    from psctl.compare.strategies import parse_contenders
-    from psctl.compare.strategy_runs import parse_link
-    from psctl.compare.with_strategies import (
-        StrategySettings,
-        run_strategies,
-        strategies_json,
-        strategies_text,
-    )
-
-    settings = StrategySettings(
-        contenders=parsed(
-            "--strategies", lambda: parse_contenders(strategies, worker_count)
-        ),
-        loads=parsed("--loads", lambda: parse_loads(loads)),
-        link=None if link is None else parsed("--link", lambda: parse_link(link)),
-        worker_count=worker_count,
-        sample_count=sample_count,
-        batch_size=batch_size,
-        base_ms=base_ms,
-        seed=seed,
-        snapshot_interval_s=snapshot_interval_s,
-        out=out,
-    )
-    with interruptible():
-        comparison = run_strategies(settings, say)
-    show(as_json, strategies_json(comparison), strategies_text(comparison))
-
-
-def _compare_attacks(
-    attack: str,
-    rules: str,
-    *,
-    worker_count: int,
-    sample_count: int,
-    seed: int,
-    snapshot_interval_s: float,
-    out: Path,
-    as_json: bool,
-) -> None:
-    from psctl.compare.attacks import parse_attacks, parse_rules
-    from psctl.compare.under_attack import (
-        AttackSettings,
-        attacks_json,
-        attacks_text,
-        run_attacks,
-    )
-
-    settings = AttackSettings(
-        attacks=parsed("--attack", lambda: parse_attacks(attack, worker_count)),
-        rules=parsed("--rules", lambda: parse_rules(rules, worker_count)),
-        worker_count=worker_count,
-        sample_count=sample_count,
-        seed=seed,
-        snapshot_interval_s=snapshot_interval_s,
-        out=out,
-    )
-    with interruptible():
-        comparison = run_attacks(settings, say)
-    show(as_json, attacks_json(comparison), attacks_text(comparison))
