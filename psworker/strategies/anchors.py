@@ -235,7 +235,9 @@ class Anchors:
     def send_followed(self) -> None:
         """Copies buffers, and parameters without an optimizer, into the twins.
 
-        A forward pass may change a buffer and not count that.
+        A forward pass may change a buffer and not count that. One that has become no
+        number, as running statistics of values that are none, stays with the worker,
+        which takes the job's after the push.
         """
         own = self._declared.tensors
         changed = [
@@ -243,7 +245,12 @@ class Anchors:
             for index in self._declared.frozen
             if self._versions.get(index) != own[index]._version
         ]
-        _copy((self._anchor[index], own[index]) for index in (*self._buffers, *changed))
+        buffers = [
+            index
+            for index in self._buffers
+            if _is_finite(own[index]) or not _is_finite(self._anchor[index])
+        ]
+        _copy((self._anchor[index], own[index]) for index in (*buffers, *changed))
         self._note_versions()
 
     def take_followed(self) -> None:
@@ -253,6 +260,18 @@ class Anchors:
         indexes = (*self._buffers, *self._declared.frozen)
         _copy((own[index], self._anchor[index]) for index in indexes)
         self._note_versions()
+
+    @property
+    def are_finite(self) -> bool:
+        """Whether all that inner optimizers have is."""
+        return all(_is_finite(each) for part in self.fragments for each in part.local)
+
+    def give_up(self) -> None:
+        """Makes all values those of the job, and forgets gradients of those before."""
+        self.start_over()
+        for fragment in self.fragments:
+            for each in fragment.local:
+                each.grad = None
 
     def start_over(self) -> None:
         """Makes all values of the worker those of the job."""
@@ -266,6 +285,10 @@ class Anchors:
     def _note_versions(self) -> None:
         own = self._declared.tensors
         self._versions = {each: own[each]._version for each in self._declared.frozen}
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
 
 
 def _copy(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:

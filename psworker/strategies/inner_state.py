@@ -108,6 +108,11 @@ class InnerStates:
                 for parameter in parameters:
                     optimizer.state.pop(parameter, None)
 
+    def reset(self) -> None:
+        """Forgets all of it: it is of values that the worker has given up."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
 
 def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
     return [each for group in optimizer.param_groups for each in group["params"]]

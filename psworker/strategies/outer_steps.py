@@ -293,9 +293,30 @@ class OuterSteps:
             has_counted = not result.missed
             self.timing.note_push(result.peer_wait_s)
             self._follow(sent.fragment, result)
+            if result.skipped or result.dropped:
+                self._recover(result)
         if has_counted:  # else a strategy may go on with what is in them
             self._anchors.fragments[sent.fragment].clear_gradients()
         self.rounds.settle(has_counted=has_counted)
+
+    def _recover(self, result: PushResult) -> None:
+        """Has a worker that has diverged begin again from the job's values.
+
+        What is no number stays none in all local steps to come, and each push of it
+        would be thrown away.
+        """
+        worker_id = self._backend.place.worker_id
+        if worker_id in result.nonfinite_worker_ids or not self._anchors.are_finite:
+            logger.warning(
+                "the local steps of worker %s before clock %d have led to values that "
+                "are not finite or too large, and count for nothing: it goes on from "
+                "the job's values, and its optimizers begin without state; give them a "
+                "lower learning rate, or clip gradients, if this comes again",
+                worker_id,
+                result.clock,
+            )
+            self._anchors.give_up()
+            self._inner.reset()
 
     def _follow(self, fragment: int, result: PushResult | None) -> None:
         """Takes up what the job did in a clock that has closed without this worker.

@@ -561,6 +561,33 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a worker with local steps that stays without numbers once it has none",
+        (
+            Edit(
+                f"{WORKER}/strategies/outer_steps.py",
+                "            self._inner.reset()\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_diverged_rounds.py::test_a_worker_that_diverges_begins_again_from_the_jobs_values",
+        ),
+    ),
+    PlantedBug(
+        "running statistics that are no numbers, and go to all workers",
+        (
+            Edit(
+                f"{WORKER}/strategies/anchors.py",
+                "            if _is_finite(own[index]) or not "
+                "_is_finite(self._anchor[index])\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_diverged_rounds.py::test_a_worker_that_diverges_begins_again_from_the_jobs_values",
+        ),
+    ),
+    PlantedBug(
         "groups that the script has changed and nobody looks at",
         (
             Edit(
