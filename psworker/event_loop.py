@@ -21,7 +21,7 @@ import grpc.aio
 from typing_extensions import override
 
 from pswire.channels import has_inherited_channels, has_own_channels
-from pswire.freed_memory import keep_freed_memory
+from pswire.process_memory import keep_freed_memory
 from psworker.errors import FORKED_TEXT, ClosedError
 
 T = TypeVar("T")

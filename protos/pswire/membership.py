@@ -195,6 +195,16 @@ class StepAtomicity(LabelledEnum):
     CLOCK = 2
 
 
+class Outcome(LabelledEnum):
+    """What became of a push; mirrors `pswire.v1.Outcome`."""
+
+    APPLIED = 1
+    STAGED = 2
+    SKIPPED = 3
+    DROPPED = 4
+    DUPLICATE = 5
+
+
 class FenceKind(LabelledEnum):
     """What a fence is for; mirrors `pswire.v1.FenceKind`."""
 

@@ -8,7 +8,7 @@ from typing import TypedDict, TypeVar
 
 from pswire.aggregation import MEAN, Aggregation, BadGradientPolicy
 from pswire.job_settings import JobSettings
-from pswire.leased_data import DataRange, DataReport, EpochReport
+from pswire.leased_data import DataRange, DataReport, EpochReport, RecordedSplit
 from pswire.membership import (
     ClockChoice,
     Departure,
@@ -22,7 +22,6 @@ from pswire.membership import (
     WorkerKey,
 )
 from pswire.reasons import ErrorReason, Refusal
-from pswire.recorded_split import RecordedSplit
 from pswire.v1 import coordinator_service_pb2, push_pb2
 from pswire.v1 import membership_pb2 as messages
 

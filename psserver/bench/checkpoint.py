@@ -32,8 +32,8 @@ from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import Manifest, part_name
 from pswire.checkpoint.parts import write_part
 from pswire.checkpoint.place import CheckpointPlace
-from pswire.freed_memory import keep_freed_memory
 from pswire.membership import FenceKind, Mode, Record
+from pswire.process_memory import keep_freed_memory
 from pswire.torch_types import buffer_of
 
 _NAME: Final = "step-000000000001"

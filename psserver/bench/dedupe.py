@@ -9,8 +9,7 @@ import sys
 import time
 
 from psserver.shard.core.push import PushWindow, StagedChunk, Trailer
-from pswire.membership import WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import Outcome, WorkerKey
 
 
 def push_durations_s(chunk_count: int, repetition_count: int) -> list[float]:

@@ -26,10 +26,9 @@ from psserver.edge.access import Access
 from psserver.edge.admin import AdminPort
 from psserver.edge.open_calls import OpenCalls
 from psserver.edge.shared_answer import SharedAnswer
-from pswire.membership import Mode, WorkerState
+from pswire.membership import Mode, Outcome, WorkerState
 from pswire.membership_codec import known
 from pswire.metric_rows import Labelled, Metric
-from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason
 from pswire.status_document import foremost_clock, phase_name
 from pswire.v1 import coordinator_service_pb2 as messages

@@ -49,10 +49,10 @@ from psserver.shard.rpc.coordinator_client import CoordinatorClient
 from psserver.shard.rpc.parameter_service import SERVICE, ParameterService
 from psserver.shard.tensors.supported_optimizers import load_optimizers
 from pswire.channels import ChannelKind, aio_channel
-from pswire.freed_memory import keep_freed_memory
 from pswire.logs import know
 from pswire.membership_codec import read_settings
 from pswire.metric_rows import Rows
+from pswire.process_memory import keep_freed_memory
 from pswire.reasons import ErrorReason, Refusal
 from pswire.shared_memory.segments import boot_id
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from pswire.leased_data import RecordedSplit
 from pswire.reasons import ErrorReason
-from pswire.recorded_split import RecordedSplit
 from psworker.backends.between_pushes import BetweenPushes
 from psworker.errors import PsError
 from psworker.member.script_state import HasState, RewindCallback

@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from pswire.leased_data import RecordedSplit
 from pswire.reasons import ErrorReason
-from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
 from pswire.torch_types import bytes_of
 from psworker.backends.backend import (

@@ -10,9 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pswire import failpoints
-from pswire.leased_data import DataReport, Origin
+from pswire.leased_data import DataReport, Origin, RecordedSplit
 from pswire.placement import Placement
-from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
 from psworker import event_loop, fork_guard
 from psworker.backends import termination

@@ -49,7 +49,7 @@ from psworker.transport.values import DrawnData
 from psworker.work_log import WorkLog
 
 if TYPE_CHECKING:
-    from pswire.recorded_split import RecordedSplit
+    from pswire.leased_data import RecordedSplit
 
 LOCAL_MODE: Final = "local"
 LOCAL_WORKER_ID: Final = "local"

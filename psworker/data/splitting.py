@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from pswire.recorded_split import RecordedSplit
+from pswire.leased_data import RecordedSplit
 from psworker.data import split_rules as rules
 from psworker.data.split_columns import Column, Times, read_column, read_gap, read_times
 from psworker.data.split_value import Indices, Split, SplitRecipe

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pswire.aggregation import UpdateRules
-from pswire.membership import ClockChoice, Member, Mode, Record, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Member, Mode, Outcome, Record, WorkerKey
 from pswire.reasons import ErrorReason
 from psworker.errors import EvictedError, StalenessError
 from psworker.optim.push_result import PushResult, combine, worst_outcome

@@ -12,12 +12,11 @@ from typing import Final
 from pswire.compression import NO_COMPRESSION
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
-from pswire.leased_data import DataReport
+from pswire.leased_data import DataReport, RecordedSplit
 from pswire.logs import know
 from pswire.membership import WorkerKey
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason
-from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
 from psworker.config import WorkerConfig
 from psworker.errors import (

@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from pswire import failpoints
-from pswire.membership import ClockChoice, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Outcome, WorkerKey
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.shared_memory.segments import boot_id

@@ -28,7 +28,7 @@ from pswire.optimizer_states import (
 )
 from pswire.placement import Chunk, Placement, Slice
 from psworker.errors import ConfigurationError
-from psworker.tensors.residuals import Residuals
+from psworker.tensors.push_compression import Residuals
 
 RESIDUALS_KEY: Final = "residuals"
 """Name in a state dict. A plain optimizer of torch ignores it."""

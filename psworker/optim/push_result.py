@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pswire.outcome import Outcome
+from pswire.membership import Outcome
 from psworker.transport.values import PushReply
 
 _RANKING: Final = (

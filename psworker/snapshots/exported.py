@@ -14,7 +14,7 @@ from psworker.snapshots.huggingface import write_huggingface
 from psworker.snapshots.saved_optimizers import read_optimizers
 from psworker.snapshots.saved_snapshot import opened_values, read_saved
 from psworker.snapshots.snapshot import metadata_of, state_of, states_of
-from psworker.snapshots.whole_path import written_whole
+from psworker.snapshots.snapshot_path import written_whole
 
 
 def exported_state(folder: CheckpointFolder, manifest: Manifest) -> dict[str, Any]:

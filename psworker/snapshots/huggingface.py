@@ -9,7 +9,7 @@ import torch
 
 from pswire.checkpoint.part_head import encode_head
 from pswire.torch_types import buffer_of, element_type_of
-from psworker.snapshots.whole_path import written_whole
+from psworker.snapshots.snapshot_path import written_whole
 
 INDEX: Final = "model.safetensors.index.json"
 

@@ -38,8 +38,7 @@ from psworker.launch.reachability import (
 )
 from psworker.left_behind import reduced
 from psworker.snapshots.snapshot_image import SnapshotImage
-from psworker.snapshots.snapshot_path import refusal_text
-from psworker.snapshots.whole_path import written_whole
+from psworker.snapshots.snapshot_path import refusal_text, written_whole
 from psworker.tracebacks import at_entrance
 from psworker.transport.calls import CallError, all_or_none, left_s, now, pause
 from psworker.transport.control_client import ControlClient
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     import torch
 
     from pswire.checkpoint.manifest import Manifest
-    from pswire.recorded_split import RecordedSplit
+    from pswire.leased_data import RecordedSplit
     from pswire.schema import ModelSchema
     from psworker.data.split_value import Split
     from psworker.transport import values

@@ -9,7 +9,7 @@ from pswire.channels import ChannelKind, aio_channel
 from pswire.compression import Compression
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
-from pswire.leased_data import DataReport, Origin
+from pswire.leased_data import DataReport, Origin, RecordedSplit
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import WorkerKey
 from pswire.membership_codec import (
@@ -22,9 +22,8 @@ from pswire.membership_codec import (
     report_fields,
     split_message,
 )
+from pswire.process_memory import resident_bytes
 from pswire.reasons import ErrorReason, Refusal
-from pswire.recorded_split import RecordedSplit
-from pswire.resident_memory import resident_bytes
 from pswire.schema import OptimizerSpec
 from pswire.schema_codec import (
     MergedModel,

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 
 from pswire.awaited import Awaited
 from pswire.limits import PROTOCOL_VERSION
-from pswire.membership import Mode
+from pswire.membership import Mode, Outcome
 from pswire.membership_codec import identity_message, known, range_messages, read_record
-from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import schema_from_message
 from pswire.v1 import (

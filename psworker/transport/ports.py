@@ -10,10 +10,9 @@ from typing import Protocol
 from pswire.compression import Compression
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
-from pswire.leased_data import DataReport, Origin
+from pswire.leased_data import DataReport, Origin, RecordedSplit
 from pswire.membership import ClockChoice, WorkerKey
 from pswire.placement import Placement
-from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
 from pswire.span_log import SpanLog
 from psworker.transport import values

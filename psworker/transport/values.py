@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pswire.activity import Activity
 from pswire.awaited import Awaited
 from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape
-from pswire.membership import Mode, Record, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import Mode, Outcome, Record, WorkerKey
 from pswire.schema import ModelSchema
 
 

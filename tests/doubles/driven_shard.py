@@ -20,11 +20,11 @@ from pswire.membership import (
     Departure,
     FenceKind,
     Mode,
+    Outcome,
     Record,
     StepAtomicity,
     WorkerKey,
 )
-from pswire.outcome import Outcome
 from tests.doubles.core_values import chunk, key, push_id, record, trailer
 
 TWO_PHASE = ShardRules(step_atomicity=StepAtomicity.CLOCK)

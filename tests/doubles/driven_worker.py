@@ -13,8 +13,7 @@ from typing import Protocol
 from psserver.shard.core.push import PushId, Reply, Trailer
 from pswire.aggregation import UpdateRules
 from pswire.leased_data import DataRange
-from pswire.membership import ClockChoice, Record, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Outcome, Record, WorkerKey
 from pswire.schema import OptimizerSpec
 from psworker.member.core import (
     Ask,

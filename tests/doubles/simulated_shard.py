@@ -32,10 +32,9 @@ from psserver.shard.core.quorum import Merge
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_state import ShardRules
 from psserver.shard.host.hosted_members import HostedMembers, check_next
-from psserver.shard.tensors.pending_image import PendingImage
+from psserver.shard.tensors.chunk_image import PendingImage
 from pswire.checkpoint.manifest import FilePart
-from pswire.membership import ClockChoice, Record, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Outcome, Record, WorkerKey
 from pswire.reasons import Refusal
 from psworker.transport.values import ShardSession
 

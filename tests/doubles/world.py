@@ -23,11 +23,11 @@ from pswire.membership import (
     ClockChoice,
     LossPolicy,
     Mode,
+    Outcome,
     StepAtomicity,
     WorkerKey,
     WorkerState,
 )
-from pswire.outcome import Outcome
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
 from psworker.member.core import Join, Pull

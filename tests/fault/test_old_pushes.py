@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from pswire.outcome import Outcome
+from pswire.membership import Outcome
 from pswire.reasons import ErrorReason
 from psworker.errors import PsError
 from psworker.optim.prepare import sort_objects

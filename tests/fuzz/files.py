@@ -36,8 +36,7 @@ from pswire.checkpoint.manifest import (
 from pswire.checkpoint.part_head import DIGESTS, encode_head, read_head
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.checkpoint.registered_state import decode_states, encode_states
-from pswire.leased_data import EpochShape
-from pswire.recorded_split import RecordedSplit
+from pswire.leased_data import EpochShape, RecordedSplit
 from pswire.security.certificates import date_text, read_pem
 from pswire.security.credentials import (
     TOKEN_FILE_VARIABLE,

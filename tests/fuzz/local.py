@@ -16,8 +16,8 @@ from pswire.addresses import parse_address
 from pswire.aggregation import Aggregation
 from pswire.compression import Compression
 from pswire.failpoints import FailpointError, parse_failpoints
+from pswire.leased_data import RecordedSplit
 from pswire.reasons import Refusal
-from pswire.recorded_split import RecordedSplit
 from pswire.security.roles import Identity
 from pswire.shared_memory.handshake import Answer, Offer
 from pswire.shared_memory.segments import (

@@ -42,9 +42,9 @@ from pswire.frames import (
     join_fields,
 )
 from pswire.job_settings import JobSettings
-from pswire.leased_data import DataRange, DataReport, EpochReport
+from pswire.leased_data import DataRange, DataReport, EpochReport, RecordedSplit
 from pswire.limits import PROTOCOL_VERSION
-from pswire.membership import Mode
+from pswire.membership import Mode, Outcome
 from pswire.membership_codec import (
     choice_message,
     epoch_message,
@@ -56,9 +56,7 @@ from pswire.membership_codec import (
     split_message,
 )
 from pswire.optimizer_states import StateKey, encode_state
-from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
-from pswire.recorded_split import RecordedSplit
 from pswire.schema_codec import optimizer_to_message, terms_fields
 from pswire.security.roles import Identity, Role
 from pswire.security.token_store import TokenEntry, TokenStore

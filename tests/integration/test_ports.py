@@ -31,8 +31,7 @@ from pswire.frames import (
 )
 from pswire.job_settings import JobSettings
 from pswire.leased_data import DataReport
-from pswire.membership import ClockChoice, Record, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Outcome, Record, WorkerKey
 from pswire.reasons import ErrorReason
 from pswire.schema import ModelSchema
 from psworker.transport import messages, values

@@ -2266,7 +2266,7 @@ BUGS = (
         "an image released while it is copied",
         (
             Edit(
-                "psserver/shard/tensors/pending_image.py",
+                "psserver/shard/tensors/chunk_image.py",
                 "            if chunk_index in self._owed:\n"
                 "                self._owed.remove(chunk_index)\n",
                 "            if True:\n"
@@ -3045,7 +3045,7 @@ BUGS = (
         "an exported folder shown before it is written",
         (
             Edit(
-                f"{WORKER}/snapshots/whole_path.py",
+                f"{WORKER}/snapshots/snapshot_path.py",
                 '    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")\n',
                 "    partial = path\n",
             ),

@@ -10,8 +10,7 @@ from psserver.coordinator.core.fence import NUMBERS_PER_START
 from psserver.shard.core.push import PushId
 from pswire.clipping import gradient_scale
 from pswire.leased_data import DataRange
-from pswire.membership import Departure, Mode, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import Departure, Mode, Outcome, WorkerKey
 from tests.doubles.driven_worker import OwnPush
 from tests.doubles.simulated_coordinator import Snapshot
 from tests.doubles.world import World

@@ -6,7 +6,7 @@ What each place must hold is worked out here from records and pushes alone.
 from collections.abc import Iterator
 
 from psserver.shard.core.push import PushId
-from pswire.outcome import Outcome
+from pswire.membership import Outcome
 from tests.doubles.driven_worker import OwnPush
 from tests.doubles.simulated_shard import SimulatedShard, Written
 from tests.doubles.world import World

@@ -4,8 +4,7 @@ Whose settings a clock has is worked out here from records and pushes alone.
 """
 
 from psserver.shard.core.push import PushId
-from pswire.membership import Member, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import Member, Outcome, WorkerKey
 from tests.doubles.driven_worker import OwnPush
 from tests.doubles.world import World
 from tests.property.promises import closed_steps, outcome_of

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from psserver.shard.tensors.apply_engine import ApplyEngine
-from psserver.shard.tensors.chunk_image import ChunkImage
+from psserver.shard.tensors.chunk_image import ChunkImage, PendingImage
 from psserver.shard.tensors.contribution import Contribution
-from psserver.shard.tensors.pending_image import PendingImage
 from pswire.placement import Chunk
 from pswire.torch_types import buffer_of
 from tests.doubles.chunk_sizes import cut_into

@@ -34,7 +34,7 @@ from psserver.shard.tensors.compressed_gradients import CompressedPayload
 from psserver.shard.tensors.sent_values import SentValues
 from pswire.encodings.known import ENCODINGS
 from pswire.job_settings import JobSettings
-from pswire.outcome import Outcome
+from pswire.membership import Outcome
 from pswire.placement import Chunk
 from pswire.schema import ElementType
 from pswire.torch_types import TORCH_DTYPES, buffer_of

@@ -20,10 +20,9 @@ from pswire.checkpoint.json_shape import (
     rows,
     text,
 )
-from pswire.leased_data import DataRange, EpochShape
+from pswire.leased_data import DataRange, EpochShape, RecordedSplit
 from pswire.limits import NUMBER_MAX
 from pswire.membership import FenceKind, Mode
-from pswire.recorded_split import RecordedSplit
 
 _COUNT: Final = number()
 _SIGNED: Final = number(-NUMBER_MAX - 1)

@@ -11,8 +11,8 @@ from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.core.start_point import StartPoint
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
+from pswire.leased_data import RecordedSplit
 from pswire.membership import CutPurpose, FenceKind, Record, WorkerKey
-from pswire.recorded_split import RecordedSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

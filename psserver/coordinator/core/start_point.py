@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.job_terms import JobTerms
+from pswire.leased_data import RecordedSplit
 from pswire.membership import Mode, ModeTerms
-from pswire.recorded_split import RecordedSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,15 @@ from psserver.coordinator.core.data.split_book import SplitBook
 from psserver.coordinator.core.roster import WorkerEntry
 from psserver.edge.changes import Changes
 from psserver.edge.monotonic import now_ms
-from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape, Origin
+from pswire.leased_data import (
+    DataRange,
+    DataReport,
+    EpochReport,
+    EpochShape,
+    Origin,
+    RecordedSplit,
+)
 from pswire.reasons import ErrorReason, Refusal
-from pswire.recorded_split import RecordedSplit
 
 if TYPE_CHECKING:
     from pswire.membership import WorkerKey

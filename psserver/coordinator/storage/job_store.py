@@ -36,8 +36,8 @@ from pswire import failpoints
 from pswire.checkpoint.errors import UNREADABLE
 from pswire.job_terms import JobTerms
 from pswire.job_terms_codec import dump_terms, load_terms
+from pswire.leased_data import RecordedSplit
 from pswire.names import printable
-from pswire.recorded_split import RecordedSplit
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.checkpoint.errors import UNREADABLE, DamagedError
 from pswire.checkpoint.manifest import FilePart, Manifest
 from pswire.checkpoint.place import CheckpointPlace
+from pswire.leased_data import RecordedSplit
 from pswire.names import printable
-from pswire.recorded_split import RecordedSplit
 
 
 def manifest_of(

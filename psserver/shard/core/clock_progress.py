@@ -18,8 +18,7 @@ from psserver.shard.core.effects import ContributionAwaited
 from psserver.shard.core.push import PushEntry, PushId, Trailer
 from psserver.shard.core.shard_state import ShardState
 from pswire.clipping import norm_of
-from pswire.membership import Member, MixedClock, Record, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import Member, MixedClock, Outcome, Record, WorkerKey
 
 
 @dataclass(slots=True)

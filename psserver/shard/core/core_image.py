@@ -11,8 +11,7 @@ from psserver.shard.core.member_on_shard import MembersOnShard
 from psserver.shard.core.push import PushWindow, Trailer
 from pswire.checkpoint.errors import UNREADABLE
 from pswire.leased_data import DataRange
-from pswire.membership import WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import Outcome, WorkerKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

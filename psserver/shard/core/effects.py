@@ -12,8 +12,7 @@ from psserver.shard.core.core_image import CoreImage
 from psserver.shard.core.push import PushId, Reply
 from psserver.shard.core.quorum import Merge
 from psserver.shard.core.shard_fence import Cut
-from pswire.membership import ClockChoice, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Outcome, WorkerKey
 from pswire.reasons import Refusal
 
 

@@ -6,8 +6,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from pswire.leased_data import DataRange
-from pswire.membership import Mode, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import Mode, Outcome, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 

@@ -23,8 +23,7 @@ from psserver.shard.core.effects import (
 from psserver.shard.core.push import PushEntry, PushId, Trailer
 from psserver.shard.core.shard_state import ShardState
 from psserver.shard.core.staleness_counter import StalenessCounter
-from pswire.membership import ClockChoice, Member, WorkerKey, longest_of
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Member, Outcome, WorkerKey, longest_of
 
 
 class UpdateQueue:

@@ -20,8 +20,7 @@ from psserver.shard.core.shard_fence import Cut, PendingCut
 from psserver.shard.core.shard_progress import ShardProgress
 from psserver.shard.core.shard_state import ShardRules, ShardState
 from pswire.awaited import Awaited
-from pswire.membership import ClockChoice, FenceKind, Record, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, FenceKind, Outcome, Record, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 

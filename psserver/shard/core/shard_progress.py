@@ -21,9 +21,9 @@ from pswire.membership import (
     Departure,
     FenceKind,
     Member,
+    Outcome,
     Record,
 )
-from pswire.outcome import Outcome
 
 
 class ShardProgress:

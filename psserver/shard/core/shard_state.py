@@ -16,8 +16,7 @@ from psserver.shard.core.member_on_shard import MemberOnShard, MembersOnShard
 from psserver.shard.core.push import PushEntry, PushId, Reply, Trailer
 from psserver.shard.core.shard_fence import ShardFence
 from pswire.aggregation import UpdateRules
-from pswire.membership import ClockChoice, Member, StepAtomicity, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Member, Outcome, StepAtomicity, WorkerKey
 
 PACE_COUNT_MIN = 2
 """Pushes in a row with a step of a scheduler between them and the ones before, which

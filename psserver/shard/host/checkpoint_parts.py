@@ -18,7 +18,7 @@ from pswire.checkpoint.errors import CheckpointError
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import FilePart
 from pswire.checkpoint.place import CheckpointPlace
-from pswire.freed_memory import KEPT_BYTES
+from pswire.process_memory import KEPT_BYTES
 
 log = logging.getLogger("psserver.shard")
 

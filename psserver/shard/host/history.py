@@ -14,8 +14,7 @@ from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_fence import Cut
 from pswire.history import HistoryFile
 from pswire.job_settings import JobSettings
-from pswire.membership import Record, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import Outcome, Record, WorkerKey
 
 
 class ShardHistory:

@@ -8,8 +8,7 @@ from types import MappingProxyType
 
 from psserver.edge.file_calls import in_thread
 from psserver.shard.tensors.apply_engine import ApplyEngine
-from psserver.shard.tensors.chunk_image import ChunkImage
-from psserver.shard.tensors.pending_image import PendingImage
+from psserver.shard.tensors.chunk_image import ChunkImage, PendingImage
 from pswire.reasons import ErrorReason, Refusal
 
 Image = PendingImage[ChunkImage]

@@ -28,9 +28,8 @@ from pswire.checkpoint.parts import PartKey
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
 from pswire.job_terms_codec import dump_settings, dump_terms
-from pswire.membership import Record
+from pswire.membership import Outcome, Record
 from pswire.optimizer_states import ChunkState
-from pswire.outcome import Outcome
 from pswire.torch_types import buffer_of
 
 PULLED: Final = "pulled"

@@ -53,8 +53,7 @@ from psserver.shard.host.hosted_members import (
 from psserver.shard.host.image_copying import CutImages, ImageCopying
 from psserver.shard.host.push_session import Outgoing, PushSession
 from psserver.shard.host.shard_model import ShardModel, shard_model
-from psserver.shard.tensors.chunk_image import ChunkImage
-from psserver.shard.tensors.pending_image import PendingImage
+from psserver.shard.tensors.chunk_image import ChunkImage, PendingImage
 from psserver.shard.tensors.shard_image import ShardImage
 from psserver.shard.tensors.shard_vectors import private_memory, shared_memory
 from psserver.shard.tensors.values_encoder import Messages
@@ -64,9 +63,8 @@ from pswire.checkpoint.place import CheckpointPlace
 from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
-from pswire.membership import FenceKind, Record, WorkerKey
+from pswire.membership import FenceKind, Outcome, Record, WorkerKey
 from pswire.optimizer_states import encode_state
-from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from pswire.span_log import SpanLog
 

@@ -11,7 +11,7 @@ from psserver.shard.tensors.sent_values import sent_bytes
 from pswire.awaited import Awaited, next_due
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.membership_codec import identity_message, sequence_messages
-from pswire.resident_memory import resident_bytes
+from pswire.process_memory import resident_bytes
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
 

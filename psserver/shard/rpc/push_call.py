@@ -33,8 +33,7 @@ from pswire.frames import (
     ChunkFrame,
     bits_from_bytes,
 )
-from pswire.membership import ClockChoice
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Outcome
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import push_pb2
 

@@ -24,7 +24,12 @@ from psserver.shard.tensors.aggregate import (
     square_sum,
 )
 from psserver.shard.tensors.buffers import ShardBuffers
-from psserver.shard.tensors.chunk_image import ChunkImage, HeldState, copy_of
+from psserver.shard.tensors.chunk_image import (
+    ChunkImage,
+    HeldState,
+    PendingImage,
+    copy_of,
+)
 from psserver.shard.tensors.contribution import (
     ChunkRows,
     Contribution,
@@ -33,7 +38,6 @@ from psserver.shard.tensors.contribution import (
 )
 from psserver.shard.tensors.delay_rules import DelayRules, compensated, scaled_rates
 from psserver.shard.tensors.optimizer_state import check_state
-from psserver.shard.tensors.pending_image import PendingImage
 from psserver.shard.tensors.robust_aggregate import (
     coordinatewise,
     products_of,

@@ -18,8 +18,8 @@ from pswire.checkpoint.errors import CheckpointError, DamagedError
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.place import CheckpointPlace
 from pswire.checkpoint.recut import Recut
-from pswire.freed_memory import give_back_freed_memory
 from pswire.placement import Chunk
+from pswire.process_memory import give_back_freed_memory
 from pswire.reasons import Refusal
 from pswire.schema import ModelSchema
 

@@ -7,9 +7,8 @@ from typing import Any, NoReturn
 from torch.optim import Optimizer
 
 from pswire.compression import NO_COMPRESSION
-from pswire.leased_data import Origin
+from pswire.leased_data import Origin, RecordedSplit
 from pswire.membership import Mode
-from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
 from psworker import event_loop, fork_guard
 from psworker.backends.backend import (

@@ -13,8 +13,7 @@ from psserver.coordinator.core.membership_change import membership_record
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.shard.core.effects import ApplyChunk
 from psserver.shard.core.push import PushId
-from pswire.membership import FenceKind, Record
-from pswire.outcome import Outcome
+from pswire.membership import FenceKind, Outcome, Record
 from tests.doubles.core_values import key, push_id, trailer
 from tests.doubles.driven_shard import DrivenShard
 

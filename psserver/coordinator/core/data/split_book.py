@@ -5,10 +5,10 @@ Pure. Names and recipes are a client's data: kept and returned, never read.
 
 import re
 
+from pswire.leased_data import RecordedSplit
 from pswire.limits import SPLIT_COUNT_MAX, SPLIT_RECIPE_BYTES_MAX
 from pswire.names import check_name
 from pswire.reasons import ErrorReason, Refusal
-from pswire.recorded_split import RecordedSplit
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

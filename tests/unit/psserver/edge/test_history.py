@@ -14,8 +14,7 @@ from psserver.shard.core.push import PushId, Reply
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.history import ShardHistory, pushes_of
-from pswire.membership import FenceKind, Mode
-from pswire.outcome import Outcome
+from pswire.membership import FenceKind, Mode, Outcome
 from tests.doubles.core_values import departure, key, record, trailer
 
 SETTINGS = CoordinatorSettings(job_id="job", shard_count=2)

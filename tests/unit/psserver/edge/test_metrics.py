@@ -23,9 +23,8 @@ from psserver.edge.metrics import (
     metrics_route,
 )
 from psserver.edge.open_calls import OpenCalls
-from pswire.membership import Mode, WorkerState
+from pswire.membership import Mode, Outcome, WorkerState
 from pswire.metric_rows import Kind, Metric, Rows
-from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pswire.recorded_split import RecordedSplit
+from pswire.leased_data import RecordedSplit
 from psworker.data import split
 from psworker.data.splitting import check_recorded, read_back, to_record
 from psworker.errors import ConfigurationError, SplitError

@@ -4,8 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from pswire.membership import Departure, FenceKind, Member, Mode, Record, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import (
+    Departure,
+    FenceKind,
+    Member,
+    Mode,
+    Outcome,
+    Record,
+    WorkerKey,
+)
 from psworker.errors import EvictedError, StalenessError
 from psworker.member.core import (
     Begin,

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pswire.membership import WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import Outcome, WorkerKey
 from psworker.errors import ConfigurationError
 from psworker.member.push_history import PushHistory
 from psworker.transport.values import PushHeader, PushReply

@@ -1,7 +1,6 @@
 import pytest
 
-from pswire.membership import FenceKind, Mode, Record
-from pswire.outcome import Outcome
+from pswire.membership import FenceKind, Mode, Outcome, Record
 from psworker.errors import StalenessError
 from psworker.member.core import check_bound
 from psworker.transport.values import PushReply

@@ -1,7 +1,6 @@
 import pytest
 
-from pswire.membership import Mode
-from pswire.outcome import Outcome
+from pswire.membership import Mode, Outcome
 from psworker.optim.push_result import combine
 from psworker.transport.values import PushReply
 

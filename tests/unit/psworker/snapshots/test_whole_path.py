@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from psworker.snapshots.whole_path import written_whole
+from psworker.snapshots.snapshot_path import written_whole
 
 
 @pytest.mark.parametrize("is_folder", [False, True])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pswire.placement import Slice
-from psworker.tensors.residuals import ResidualStore
+from psworker.tensors.push_compression import ResidualStore
 
 A, B, B_REST = Slice(0, 0, 3), Slice(1, 0, 2), Slice(1, 2, 4)
 """Chunk 0 holds all of tensor 0 and half of tensor 1, chunk 1 the other half."""

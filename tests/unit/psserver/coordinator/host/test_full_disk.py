@@ -17,11 +17,10 @@ from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.monotonic import now_ms
-from pswire.leased_data import DataReport, EpochShape
+from pswire.leased_data import DataReport, EpochShape, RecordedSplit
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Mode, ModeTerms, WorkerState
 from pswire.reasons import ErrorReason, Refusal
-from pswire.recorded_split import RecordedSplit
 from pswire.v1 import coordinator_service_pb2 as messages
 from tests.doubles.core_values import TERMS, key
 from tests.doubles.driven_coordinator import DrivenCoordinator

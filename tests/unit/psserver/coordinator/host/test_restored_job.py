@@ -23,10 +23,9 @@ from pswire.checkpoint.errors import DamagedError
 from pswire.checkpoint.folder import CheckpointFolder
 from pswire.checkpoint.manifest import MANIFEST, part_name
 from pswire.checkpoint.place import CheckpointPlace
-from pswire.leased_data import DataRange, EpochShape
+from pswire.leased_data import DataRange, EpochShape, RecordedSplit
 from pswire.membership import LossPolicy, Mode, StepAtomicity
 from pswire.privacy import Privacy
-from pswire.recorded_split import RecordedSplit
 from tests.doubles.checkpoints import save
 from tests.doubles.core_values import TERMS, key, record
 

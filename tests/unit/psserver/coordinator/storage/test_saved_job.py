@@ -14,9 +14,8 @@ from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.checkpoint.errors import DamagedError
 from pswire.checkpoint.manifest import FilePart, Manifest, part_name
 from pswire.checkpoint.place import CheckpointPlace
-from pswire.leased_data import DataRange, EpochShape
+from pswire.leased_data import DataRange, EpochShape, RecordedSplit
 from pswire.membership import Mode
-from pswire.recorded_split import RecordedSplit
 from tests.doubles.core_values import TERMS, key, record
 
 SETTINGS = CoordinatorSettings(job_id="job", shard_count=2, job_seed=7, mode=Mode.SSP)

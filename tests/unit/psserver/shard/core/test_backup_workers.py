@@ -5,8 +5,7 @@ import pytest
 from psserver.shard.core.effects import ApplyChunk, ContributionAwaited
 from psserver.shard.core.push import PushId
 from psserver.shard.core.shard_state import ShardRules
-from pswire.membership import ClockChoice, StepAtomicity
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Outcome, StepAtomicity
 from pswire.reasons import ErrorReason
 from tests.doubles.core_values import (
     choice,

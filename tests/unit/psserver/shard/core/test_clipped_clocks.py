@@ -8,8 +8,7 @@ import pytest
 from psserver.shard.core.effects import ApplyChunk, MeasureClock
 from psserver.shard.core.shard_state import ShardRules
 from pswire.aggregation import UpdateRules, proof_of
-from pswire.membership import ClockChoice, Mode, StepAtomicity
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Mode, Outcome, StepAtomicity
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (
     choice,

@@ -4,8 +4,7 @@ import pytest
 
 from psserver.shard.core.clock_table import ClockTable
 from psserver.shard.core.member_on_shard import MembersOnShard
-from pswire.membership import Mode, Record, longest_of
-from pswire.outcome import Outcome
+from pswire.membership import Mode, Outcome, Record, longest_of
 from tests.doubles.core_values import departure, key, member, record
 from tests.doubles.driven_shard import DrivenShard
 

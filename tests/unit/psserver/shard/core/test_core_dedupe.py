@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from psserver.shard.core.push import ChunkState, PushEntry, PushWindow
-from pswire.outcome import Outcome
+from pswire.membership import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import chunk, key, trailer
 from tests.refusals import refused

@@ -9,8 +9,7 @@ from psserver.edge.fence_report import RANGE_COUNT_MAX, WorkerHolding
 from psserver.shard.core.core_image import CoreImage, WindowImage
 from psserver.shard.core.shard_fence import Cut
 from pswire.leased_data import DataRange
-from pswire.membership import CutPurpose, FenceKind, Mode
-from pswire.outcome import Outcome
+from pswire.membership import CutPurpose, FenceKind, Mode, Outcome
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard
 

@@ -6,8 +6,7 @@ from psserver.shard.core.member_on_shard import (
     MemberOnShard,
     MembersOnShard,
 )
-from pswire.membership import ClockChoice, Mode
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Mode, Outcome
 from tests.doubles.core_values import departure, key, push_id, trailer
 
 A = key("a")

@@ -4,8 +4,7 @@ import pytest
 
 from psserver.shard.core.effects import ApplyChunk, ContributionAwaited, Finish
 from pswire.awaited import Awaited
-from pswire.membership import FenceKind, Mode
-from pswire.outcome import Outcome
+from pswire.membership import FenceKind, Mode, Outcome
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard, asp, bsp, far_apart
 

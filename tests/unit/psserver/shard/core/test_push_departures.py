@@ -7,8 +7,7 @@ import pytest
 from psserver.shard.core.effects import ApplyChunk, LoadState, RefusePush
 from psserver.shard.core.member_on_shard import DEPARTED_COUNT_MAX
 from pswire.leased_data import DataRange
-from pswire.membership import Mode
-from pswire.outcome import Outcome
+from pswire.membership import Mode, Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard, asp, ssp

@@ -8,8 +8,7 @@ from psserver.shard.core.effects import (
     HyperparametersDiffer,
 )
 from pswire.awaited import Awaited
-from pswire.membership import Mode
-from pswire.outcome import Outcome
+from pswire.membership import Mode, Outcome
 from pswire.reasons import ErrorReason
 from tests.doubles.core_values import (
     chunk,

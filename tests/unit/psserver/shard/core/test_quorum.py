@@ -8,8 +8,7 @@ from psserver.shard.core.effects import ApplyChunk, ClockClosed, WakeAt
 from psserver.shard.core.push import PushId
 from psserver.shard.core.quorum import Arrival, closes_at_ms
 from psserver.shard.core.shard_state import ShardRules
-from pswire.membership import ClockChoice, Mode, ModeTerms, Record, WorkerKey
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Mode, ModeTerms, Outcome, Record, WorkerKey
 from tests.doubles.core_values import chunk, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard
 

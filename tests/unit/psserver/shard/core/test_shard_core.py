@@ -14,8 +14,7 @@ from psserver.shard.core.effects import (
 )
 from psserver.shard.core.shard_state import ShardRules
 from pswire.aggregation import Aggregation, UpdateRules
-from pswire.membership import Mode
-from pswire.outcome import Outcome
+from pswire.membership import Mode, Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard

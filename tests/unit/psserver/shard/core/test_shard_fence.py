@@ -10,8 +10,7 @@ from psserver.shard.core.effects import (
     Finish,
 )
 from psserver.shard.core.shard_fence import Cut
-from pswire.membership import FenceKind
-from pswire.outcome import Outcome
+from pswire.membership import FenceKind, Outcome
 from pswire.reasons import ErrorReason
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard

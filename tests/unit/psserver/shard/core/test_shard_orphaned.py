@@ -8,8 +8,7 @@ import pytest
 from psserver.edge.fence_report import FenceReport
 from psserver.shard.core.effects import ApplyChunk, ContributionAwaited
 from psserver.shard.core.shard_fence import Cut
-from pswire.membership import FenceKind, Mode
-from pswire.outcome import Outcome
+from pswire.membership import FenceKind, Mode, Outcome
 from tests.doubles.core_values import choice, key, push_id, record, trailer
 from tests.doubles.driven_shard import TWO_PHASE, DrivenShard
 

@@ -3,8 +3,7 @@
 import pytest
 
 from psserver.shard.core.effects import ApplyChunk
-from pswire.membership import FenceKind, Mode
-from pswire.outcome import Outcome
+from pswire.membership import FenceKind, Mode, Outcome
 from tests.doubles.core_values import (
     choice,
     departure,

@@ -10,8 +10,7 @@ from psserver.shard.core.effects import (
 )
 from psserver.shard.core.shard_fence import Cut
 from pswire.awaited import Awaited
-from pswire.membership import FenceKind
-from pswire.outcome import Outcome
+from pswire.membership import FenceKind, Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (
     choice,

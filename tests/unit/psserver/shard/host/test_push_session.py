@@ -6,8 +6,7 @@ from psserver.shard.core.push import Reply
 from psserver.shard.host import push_session
 from psserver.shard.host.push_session import QUEUED_BYTES_MAX, Outgoing, PushSession
 from pswire.limits import CHUNK_BYTES_MAX
-from pswire.membership import ClockChoice
-from pswire.outcome import Outcome
+from pswire.membership import ClockChoice, Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
 

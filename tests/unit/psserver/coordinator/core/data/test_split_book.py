@@ -1,9 +1,9 @@
 import pytest
 
 from psserver.coordinator.core.data.split_book import SplitBook
+from pswire.leased_data import RecordedSplit
 from pswire.limits import SPLIT_COUNT_MAX, SPLIT_RECIPE_BYTES_MAX
 from pswire.reasons import ErrorReason
-from pswire.recorded_split import RecordedSplit
 from tests.refusals import refused
 
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(
 
 COUNT_FAULTS = """
 import resource
-from pswire.freed_memory import keep_freed_memory
+from pswire.process_memory import keep_freed_memory
 
 print(keep_freed_memory())
 

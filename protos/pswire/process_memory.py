@@ -1,14 +1,16 @@
-"""Keeps freed memory in the process, for messages of MiBs that come and go.
+"""Memory of this process: how much it has, and that it keeps what messages free.
 
-glibc gives the memory of a large message back to the system when it is freed, and gets
-it anew, page by page and zeroed, for the next one: a third of the processor time of a
-step of 64 MiB over TCP. Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
+Messages of MiBs come and go. glibc gives the memory of a large message back to the
+system when it is freed, and gets it anew, page by page and zeroed, for the next one: a
+third of the processor time of a step of 64 MiB over TCP. Source:
+https://man7.org/linux/man-pages/man3/mallopt.3.html
 """
 
 import ctypes
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 KEPT_BYTES: Final = 1 << 30
@@ -22,6 +24,8 @@ _MAPPED_BYTES_MIN: Final = 32 << 20
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _CHOSEN_BY_USER: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+
+_STATM: Final = Path("/proc/self/statm")
 
 
 def keep_freed_memory() -> bool:
@@ -47,3 +51,15 @@ def give_back_freed_memory() -> None:
     """
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process, shared pages included; 0 where none says so.
+
+    Source: https://man7.org/linux/man-pages/man5/proc_pid_statm.5.html
+    """
+    try:
+        pages = int(_STATM.read_bytes().split()[1])
+    except FileNotFoundError:  # not Linux
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
