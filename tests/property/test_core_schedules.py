@@ -7,6 +7,8 @@
 import os
 import random
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -141,22 +143,34 @@ def check_life(world: World) -> None:
         check(world)
 
 
+def check_promises(world: World) -> None:
+    """What must hold at the end of a run."""
+    for check in (*PROMISES, *SETTINGS_PROMISES, *PUBLISH_PROMISES):
+        check(world)
+
+
+@contextmanager
+def named_when_broken(world: World, name: str, seed: int) -> Iterator[None]:
+    """Fails with the world's story, and with how to see it again."""
+    try:
+        yield
+    except (AssertionError, LookupError, Refusal) as error:
+        traceback.print_exc()
+        pytest.fail(
+            f"seed {seed} of {name!r} (again with PS_SIM_SEED={seed}): "
+            f"{type(error).__name__} {error}\n{world.described()}"
+        )
+
+
 @pytest.mark.parametrize("block", range(BLOCK_COUNT))
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_every_schedule_keeps_every_promise(name: str, block: int) -> None:
     for seed in seeds_of(block):
         world = World(seed, SCENARIOS[name])
         world.end_life = check_life
-        try:
+        with named_when_broken(world, name, seed):
             world.run()
-            for check in (*PROMISES, *SETTINGS_PROMISES, *PUBLISH_PROMISES):
-                check(world)
-        except (AssertionError, LookupError, Refusal) as error:
-            traceback.print_exc()
-            pytest.fail(
-                f"seed {seed} of {name!r} (again with PS_SIM_SEED={seed}): "
-                f"{type(error).__name__} {error}\n{world.described()}"
-            )
+            check_promises(world)
 
 
 RESUMED = ("everything", "declared everything", "published everything", "clipped lossy")
@@ -171,19 +185,12 @@ def test_a_job_that_is_killed_whole_keeps_every_promise(name: str, block: int) -
         life_count = random.Random(seed).randint(1, 3)
         for life in range(life_count + 1):
             world = World(10 * seed + life, SCENARIOS[name], left)
-            try:
+            with named_when_broken(world, name, seed):
                 if life < life_count:
                     left = world.run_until_killed() or left
                     continue
                 world.run()
-                for check in (*PROMISES, *SETTINGS_PROMISES, *PUBLISH_PROMISES):
-                    check(world)
-            except (AssertionError, LookupError, Refusal) as error:
-                traceback.print_exc()
-                pytest.fail(
-                    f"seed {seed} of {name!r} (again with PS_SIM_SEED={seed}): "
-                    f"{type(error).__name__} {error}\n{world.described()}"
-                )
+                check_promises(world)
 
 
 @pytest.mark.parametrize("name", list(SCENARIOS))
