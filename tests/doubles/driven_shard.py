@@ -185,6 +185,32 @@ class DrivenShard:
         self.core.install_record(what)
         self.effects += self.core.take_effects()
 
+    def depart(
+        self,
+        bases: dict[str, int],
+        *gone: Departure,
+        steps: int = 0,
+    ) -> None:
+        """A record without workers that have ended.
+
+        Args:
+            bases: Those that stay, with their base clocks.
+            gone: How the others ended.
+            steps: Of all that have ended, those that count.
+        """
+        known = self.core.clocks.record
+        assert known is not None
+        self.install(
+            record(
+                bases,
+                generation=known.generation + 1,
+                mode=known.mode,
+                staleness_bound=known.staleness_bound,
+                departures=gone,
+                departed_step_count=steps,
+            )
+        )
+
     def freeze(
         self,
         number: int,

@@ -86,11 +86,7 @@ def test_the_choice_stands_once_and_for_all() -> None:
     ready(shard, "c", "b", "a")
     assert chosen(shard) == "bc"
 
-    shard.install(
-        record(
-            {"b": 0, "c": 0}, generation=2, departures=(departure("a", last_clock=0),)
-        )
-    )
+    shard.depart({"b": 0, "c": 0}, departure("a", last_clock=0))
 
     assert chosen(shard, "b") == "bc"
     assert shard.core.commit(key("b"), choice(1, "b", "c"))
@@ -171,11 +167,7 @@ def test_a_departed_contributor_counts_as_ready() -> None:
     shard = pushed("a", "b", "c")
     ready(shard, "b")
     gone = departure("c", last_clock=1, evicted=True)
-    shard.install(
-        record(
-            {"a": 0, "b": 0}, generation=2, departures=(gone,), departed_step_count=1
-        )
-    )
+    shard.depart({"a": 0, "b": 0}, gone, steps=1)
 
     assert chosen(shard) == "bc"
 
@@ -186,9 +178,7 @@ def test_somebody_who_is_left_is_chosen_to_drive_the_commit() -> None:
     for name in "ab":
         shard.push(name, chunks=[0])
     gone = tuple(departure(name, last_clock=1, evicted=True) for name in "ab")
-    shard.install(
-        record({"c": 0}, generation=2, departures=gone, departed_step_count=2)
-    )
+    shard.depart({"c": 0}, *gone, steps=2)
     assert chosen(shard, "c") is None
 
     shard.push("c", chunks=[0])
@@ -204,9 +194,7 @@ def test_somebody_who_is_left_is_chosen_to_drive_the_commit() -> None:
 def test_all_that_departed_close_their_clock_without_a_driver() -> None:
     shard = pushed("a", "b")
     gone = tuple(departure(name, last_clock=1, evicted=True) for name in "ab")
-    shard.install(
-        record({"c": 1}, generation=2, departures=gone, departed_step_count=2)
-    )
+    shard.depart({"c": 1}, *gone, steps=2)
 
     (order,) = shard.apply_all()
     assert [part.worker_id for part in order.contributions] == ["a", "b"]
@@ -217,11 +205,7 @@ def test_an_evicted_worker_without_a_push_is_not_waited_for() -> None:
     shard.push("a", chunks=[0])
     ready(shard, "a")
     assert chosen(shard) is None
-    shard.install(
-        record(
-            {"a": 0, "b": 0}, generation=2, departures=(departure("c", last_clock=0),)
-        )
-    )
+    shard.depart({"a": 0, "b": 0}, departure("c", last_clock=0))
 
     assert chosen(shard) == "a"
 

@@ -157,7 +157,7 @@ def test_others_are_measured_anew_when_a_record_has_changed_them() -> None:
     shard = staged("a", "b")
     shard.forget()
     gone = departure("b", last_clock=0, evicted=True)
-    shard.install(record({"a": 0}, generation=2, departures=(gone,)))
+    shard.depart({"a": 0}, gone)
 
     (order,) = shard.of(MeasureClock)
     assert order.choice == choice(1, "a")
@@ -169,7 +169,7 @@ def test_others_are_measured_anew_when_a_record_has_changed_them() -> None:
 def test_a_measurement_that_a_record_overtook_says_nothing() -> None:
     shard = complete("a", "b")
     gone = departure("b", last_clock=0, evicted=True)
-    shard.install(record({"a": 0}, generation=2, departures=(gone,)))
+    shard.depart({"a": 0}, gone)
     shard.core.clock_measured(choice(1, "a", "b"), 4.0)
 
     assert told(shard) == []
@@ -336,7 +336,7 @@ def test_a_clock_that_nobody_is_left_of_waits_for_a_record() -> None:
     shard = staged("a")
     shard.forget()
     gone = departure("a", last_clock=1, evicted=True)
-    shard.install(record({}, generation=2, departures=(gone,), departed_step_count=1))
+    shard.depart({}, gone, steps=1)
     assert shard.apply_all() == []
     assert told(shard) == []
 

@@ -10,7 +10,7 @@ from psserver.shard.core.core_image import CoreImage, WindowImage
 from psserver.shard.core.shard_fence import Cut
 from pswire.leased_data import DataRange
 from pswire.membership import CutPurpose, FenceKind, Mode, Outcome
-from tests.doubles.core_values import departure, key, push_id, record, trailer
+from tests.doubles.core_values import departure, key, push_id, trailer
 from tests.doubles.driven_shard import DrivenShard
 
 
@@ -86,9 +86,7 @@ def test_whoever_has_ended_is_in_the_version_alone() -> None:
     shard.push("a", chunks=[0])
     shard.step("b", 1, [0])
     gone = departure("b", last_clock=1)
-    shard.install(
-        record({"a": 0}, generation=2, departures=(gone,), departed_step_count=1)
-    )
+    shard.depart({"a": 0}, gone, steps=1)
     image = image_of(shard)
     assert [window.worker for window in image.windows] == [key("a")]
     assert image.version == 2

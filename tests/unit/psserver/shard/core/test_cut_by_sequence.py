@@ -108,15 +108,7 @@ def test_complete_pushes_of_departed_workers_are_in() -> None:
     shard.freeze(2)
     shard.push("b", chunks=[0])
     gone = departure("b", last_clock=1, evicted=True)
-    shard.install(
-        record(
-            {"a": 0},
-            generation=2,
-            mode=Mode.ASP,
-            departures=(gone,),
-            departed_step_count=1,
-        )
-    )
+    shard.depart({"a": 0}, gone, steps=1)
     shard.freeze(3, FenceKind.CUT)
     shard.apply_all()
     shard.core.decide_cut(3, Cut(9, 0, {key("a"): 0}))
@@ -208,15 +200,7 @@ def test_the_cut_of_a_job_that_nobody_is_left_of_is_copied() -> None:
     shard.step("a", 1, [0])
     gone = departure("a", last_clock=1)
     shard.freeze(2)
-    shard.install(
-        record(
-            {},
-            generation=2,
-            mode=Mode.ASP,
-            departures=(gone,),
-            departed_step_count=1,
-        )
-    )
+    shard.depart({}, gone, steps=1)
     cut(shard, 3, clock=1)
 
     assert [(copy.cut.snapshot_id, copy.clock) for copy in shard.copies()] == [(9, 1)]

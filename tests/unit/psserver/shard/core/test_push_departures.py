@@ -25,15 +25,10 @@ def gone_from(
     generation = known.generation + 1
     shard.freeze(generation)
     assert shard.reports()[-1].fence_number == generation
-    shard.install(
-        record(
-            dict.fromkeys(rest, 0),
-            generation=generation,
-            mode=known.mode,
-            staleness_bound=known.staleness_bound,
-            departures=(departure(name, last_clock=last, evicted=True),),
-            departed_step_count=last if steps is None else steps,
-        )
+    shard.depart(
+        dict.fromkeys(rest, 0),
+        departure(name, last_clock=last, evicted=True),
+        steps=last if steps is None else steps,
     )
 
 
@@ -42,15 +37,7 @@ def test_a_complete_last_push_is_applied_after_its_worker_has_ended() -> None:
     shard.freeze(2)
     shard.push("b", chunks=[0])
     gone = departure("b", last_clock=1, evicted=True)
-    shard.install(
-        record(
-            {"a": 0},
-            generation=2,
-            mode=Mode.ASP,
-            departures=(gone,),
-            departed_step_count=1,
-        )
-    )
+    shard.depart({"a": 0}, gone, steps=1)
     assert shard.core.clocks.version == 0
     shard.apply_all()
 
@@ -71,15 +58,7 @@ def test_the_last_push_of_the_longest_loads_its_state_after_its_worker_has_ended
     shard.send_trailer(push_id("a"), loading)
     shard.send_chunk(push_id("a"), 0)
     gone = departure("a", last_clock=1, evicted=True)
-    shard.install(
-        record(
-            {"b": 0},
-            generation=2,
-            mode=Mode.ASP,
-            departures=(gone,),
-            departed_step_count=1,
-        )
-    )
+    shard.depart({"b": 0}, gone, steps=1)
 
     assert [order.push for order in shard.of(LoadState)] == [push_id("a")]
     assert shard.of(ApplyChunk)[-1].hyperparameters == ((0.1,),)
@@ -103,14 +82,7 @@ def test_a_last_push_that_is_partly_applied_is_torn_once() -> None:
     shard.send_chunk(push_id("b"), 0)
     shard.apply_all()
     gone_from(shard, "b", 0, "a")
-    shard.install(
-        record(
-            {"a": 0},
-            generation=3,
-            mode=Mode.ASP,
-            departures=(departure("b", last_clock=0, evicted=True),),
-        )
-    )
+    shard.depart({"a": 0}, departure("b", last_clock=0, evicted=True))
 
     assert shard.core.state.torn_step_count == 1
     assert shard.core.clocks.version == 0
@@ -227,15 +199,7 @@ def test_a_departed_window_is_kept_while_a_record_still_tells_of_it() -> None:
     gone = (departure("b", last_clock=1, evicted=True),)
     shard.install(record(back, generation=3, mode=Mode.ASP, departed_step_count=1))
     shard.step("b/2", 1, [0])
-    shard.install(
-        record(
-            back,
-            generation=4,
-            mode=Mode.ASP,
-            departures=gone,
-            departed_step_count=1,
-        )
-    )
+    shard.depart(back, *gone, steps=1)
 
     assert shard.core.clocks.version == 2
     assert shard.core.clocks.departure_of(key("b")) is not None
@@ -245,7 +209,7 @@ def test_of_too_many_that_have_ended_the_oldest_are_forgotten() -> None:
     shard = asp("a")
     names = [f"w{index}" for index in range(DEPARTED_COUNT_MAX + 2)]
     gone = tuple(departure(name, last_clock=0) for name in names)
-    shard.install(record({"a": 0}, generation=2, mode=Mode.ASP, departures=gone))
+    shard.depart({"a": 0}, *gone)
     shard.install(record({"a": 0}, generation=3, mode=Mode.ASP))
 
     known = [shard.core.clocks.departure_of(key(name)) is not None for name in names]

@@ -375,7 +375,7 @@ def test_whoever_has_ended_no_longer_names_hyperparameters() -> None:
     shard.push("a", chunks=[0], rate=0.1)
     shard.apply_all()
     gone = departure("a", last_clock=1)
-    shard.install(record({"b": 0}, generation=2, mode=Mode.ASP, departures=(gone,)))
+    shard.depart({"b": 0}, gone)
     shard.push("b", chunks=[0], rate=0.2)
 
     assert shard.of(ApplyChunk)[-1].hyperparameters == ((0.2,),)

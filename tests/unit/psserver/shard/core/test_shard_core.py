@@ -416,14 +416,7 @@ def test_a_worker_that_ended_may_ask_for_its_last_answer_only() -> None:
     for name in "ab":
         shard.push(name, chunks=[0])
     shard.apply_all()
-    shard.install(
-        record(
-            {"a": 0},
-            generation=2,
-            departures=(departure("b", last_clock=1),),
-            departed_step_count=1,
-        )
-    )
+    shard.depart({"a": 0}, departure("b", last_clock=1), steps=1)
 
     assert shard.core.open_push(push_id("b"), 1, 0, generation=2) is not None
     reply = shard.core.reply_to(push_id("b"))
@@ -457,9 +450,7 @@ def test_the_clock_goes_on_without_a_worker_that_was_evicted() -> None:
     shard.push("a", chunks=[0])
     assert shard.of(ApplyChunk) == []
 
-    shard.install(
-        record({"a": 0}, generation=2, departures=(departure("b", last_clock=0),))
-    )
+    shard.depart({"a": 0}, departure("b", last_clock=0))
 
     (order,) = shard.of(ApplyChunk)
     assert worker_ids(order) == ["a"]
@@ -469,9 +460,7 @@ def test_what_a_dead_worker_had_complete_counts() -> None:
     shard = DrivenShard({"a": 0, "b": 0}, [0])
     shard.push("b", chunks=[0])
     gone = departure("b", last_clock=1, evicted=True)
-    shard.install(
-        record({"a": 0}, generation=2, departures=(gone,), departed_step_count=1)
-    )
+    shard.depart({"a": 0}, gone, steps=1)
     shard.push("a", chunks=[0])
     shard.apply_all()
 
@@ -488,9 +477,7 @@ def test_what_is_applied_beyond_a_dead_workers_last_clock_is_counted_as_torn() -
     shard.core.chunk_applied(0)
     assert shard.core.state.torn_step_count == 0
 
-    shard.install(
-        record({"a": 0}, generation=2, departures=(departure("b", last_clock=0),))
-    )
+    shard.depart({"a": 0}, departure("b", last_clock=0))
 
     assert shard.core.state.torn_step_count == 1
     assert [worker_ids(o) for o in shard.of(ApplyChunk)] == [["a", "b"], ["a"]]
@@ -502,9 +489,7 @@ def test_a_call_whose_push_is_thrown_away_is_ended() -> None:
     shard = DrivenShard({"a": 0, "b": 0}, [0])
     shard.push("b", chunks=[0])
 
-    shard.install(
-        record({"a": 0}, generation=2, departures=(departure("b", last_clock=0),))
-    )
+    shard.depart({"a": 0}, departure("b", last_clock=0))
 
     (refused,) = shard.of(RefusePush)
     assert refused.push == push_id("b")
@@ -517,9 +502,7 @@ def test_clocks_that_nobody_is_left_of_are_passed_for_a_joiner() -> None:
     shard = DrivenShard({"a": 0}, [0])
     shard.send_trailer(push_id("a"), trailer([0]))
 
-    shard.install(
-        record({"b": 1}, generation=2, departures=(departure("a", last_clock=0),))
-    )
+    shard.depart({"b": 1}, departure("a", last_clock=0))
     assert shard.core.clocks.applied_clock == 1
     push = shard.push("b", chunks=[0])
     shard.apply_all()
@@ -548,7 +531,7 @@ def test_who_leaves_does_not_count_in_the_clock_that_a_record_skips() -> None:
     shard = DrivenShard({"a": 0, "b": 0}, [0])
     shard.install(record({"a": 0, "b": 0}, generation=2, skipped_clocks=(1,)))
     gone = departure("b", last_clock=0)
-    shard.install(record({"a": 0}, generation=3, departures=(gone,)))
+    shard.depart({"a": 0}, gone)
     shard.push("a", chunks=[0])
 
     reply = shard.replies()[push_id("a")]

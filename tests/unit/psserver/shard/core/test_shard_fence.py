@@ -142,7 +142,7 @@ def test_a_report_counts_the_open_clock_of_one_that_ended() -> None:
     shard.push("b", chunks=[0])
     shard.apply_all()
     gone = departure("b", last_clock=1, evicted=True)
-    shard.install(record({"a": 0}, generation=2, departures=(gone,)))
+    shard.depart({"a": 0}, gone)
     shard.freeze(3)
 
     (report,) = shard.reports()
@@ -153,7 +153,7 @@ def test_a_report_counts_the_trailer_of_one_that_ended() -> None:
     shard = DrivenShard({"a": 0, "b": 0}, [0])
     shard.push("b", chunks=[0])
     gone = departure("b", last_clock=1, evicted=True)
-    shard.install(record({"a": 0}, generation=2, departures=(gone,)))
+    shard.depart({"a": 0}, gone)
     shard.freeze(3)
 
     (report,) = shard.reports()
@@ -167,7 +167,7 @@ def test_a_report_keeps_joiners_out_of_a_clock_that_a_dead_worker_began() -> Non
     shard.send_chunk(push_id("a"), 0)
     shard.apply_all()
     gone = departure("a", last_clock=0, evicted=True)
-    shard.install(record({}, generation=2, departures=(gone,)))
+    shard.depart({}, gone)
     shard.freeze(3)
 
     (report,) = shard.reports()
@@ -376,7 +376,7 @@ def test_the_last_snapshot_of_a_job_passes_what_a_dead_worker_began() -> None:
     shard = DrivenShard({"a": 0}, [0])
     shard.step("a", 1, [0])
     gone = departure("a", last_clock=1, evicted=True)
-    shard.install(record({}, generation=2, departures=(gone,), departed_step_count=1))
+    shard.depart({}, gone, steps=1)
     shard.freeze(3, FenceKind.CUT)
     shard.core.decide_cut(3, Cut(9, 2))
 

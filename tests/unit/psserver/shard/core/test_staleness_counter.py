@@ -129,7 +129,7 @@ def test_a_push_that_is_thrown_away_is_not_counted() -> None:
     shard.apply_all()
     shard.freeze(2)
     gone = departure("b", last_clock=0, evicted=True)
-    shard.install(record({"a": 0}, generation=2, mode=Mode.ASP, departures=(gone,)))
+    shard.depart({"a": 0}, gone)
 
     assert sum(shard.core.staleness_counts) == 0
     shard.push("a", chunks=[0, 1])

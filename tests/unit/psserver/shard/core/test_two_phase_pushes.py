@@ -78,15 +78,7 @@ def test_the_push_of_a_dead_driver_is_applied_as_every_shard_holds_it() -> None:
     shard.push("b", chunks=[0])
     gone = departure("b", last_clock=1, evicted=True)
     shard.freeze(2)
-    shard.install(
-        record(
-            {"a": 0},
-            generation=2,
-            mode=Mode.ASP,
-            departures=(gone,),
-            departed_step_count=1,
-        )
-    )
+    shard.depart({"a": 0}, gone, steps=1)
     shard.apply_all()
 
     assert shard.applied() == [("b", 1, 0)]
@@ -98,7 +90,7 @@ def test_a_push_that_its_dead_worker_had_not_staged_everywhere_leaves_nothing() 
     shard.push("b", chunks=[0])
     gone = departure("b", last_clock=0, evicted=True)
     shard.freeze(2)
-    shard.install(record({"a": 0}, generation=2, mode=Mode.ASP, departures=(gone,)))
+    shard.depart({"a": 0}, gone)
 
     assert shard.apply_all() == []
     assert shard.core.state.torn_step_count == 0

@@ -161,11 +161,7 @@ def test_those_left_are_told_of_a_record_that_took_one_out() -> None:
     for name in "ab":
         shard.push(name, chunks=[0])
     assert told(shard) == []
-    shard.install(
-        record(
-            {"a": 0, "b": 0}, generation=2, departures=(departure("c", last_clock=0),)
-        )
-    )
+    shard.depart({"a": 0, "b": 0}, departure("c", last_clock=0))
 
     assert told(shard) == [("a", 1, "ab"), ("b", 1, "ab")]
 
@@ -175,13 +171,7 @@ def test_those_left_are_told_who_counts_although_one_has_ended() -> None:
     for name in "abc":
         shard.push(name, chunks=[0])
     shard.forget()
-    shard.install(
-        record(
-            {"a": 0, "b": 0},
-            generation=2,
-            departures=(departure("c", last_clock=0, evicted=True),),
-        )
-    )
+    shard.depart({"a": 0, "b": 0}, departure("c", last_clock=0, evicted=True))
 
     assert told(shard) == [("a", 1, "ab"), ("b", 1, "ab")]
     assert [each.push for each in shard.of(RefusePush)] == [push_id("c")]
@@ -206,7 +196,7 @@ def test_a_commit_that_a_record_overtook_is_refused() -> None:
     """On another shard the record came later."""
     shard = complete("a", "b")
     gone = departure("b", last_clock=0, evicted=True)
-    shard.install(record({"a": 0}, generation=2, departures=(gone,)))
+    shard.depart({"a": 0}, gone)
 
     assert not shard.core.commit(key("a"), choice(1, "a", "b"))
     assert shard.core.commit(key("a"), choice(1, "a"))
@@ -287,9 +277,7 @@ def test_a_record_says_nothing_of_a_commit_that_is_done_here() -> None:
 def test_a_clock_whose_contributors_have_all_departed_commits_itself() -> None:
     shard = complete("a", "b")
     gone = tuple(departure(name, last_clock=1, evicted=True) for name in "ab")
-    shard.install(
-        record({"c": 1}, generation=2, departures=gone, departed_step_count=2)
-    )
+    shard.depart({"c": 1}, *gone, steps=2)
 
     (order,) = shard.apply_all()
     assert [part.worker_id for part in order.contributions] == ["a", "b"]
@@ -300,9 +288,7 @@ def test_a_clock_whose_contributors_have_all_departed_commits_itself() -> None:
 def test_whoever_is_left_of_those_that_contributed_still_drives() -> None:
     shard = complete("a", "b")
     gone = departure("b", last_clock=1, evicted=True)
-    shard.install(
-        record({"a": 0}, generation=2, departures=(gone,), departed_step_count=1)
-    )
+    shard.depart({"a": 0}, gone, steps=1)
     assert shard.apply_all() == []
 
     assert shard.core.commit(key("a"), choice(1, "a", "b"))
