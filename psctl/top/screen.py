@@ -114,12 +114,12 @@ def keys_in(data: bytes) -> list[str]:
     return found
 
 
-def can_show_whole_screen(environment: Mapping[str, str] = os.environ) -> bool:
+def can_show_whole_screen() -> bool:
     """Whether there is a terminal that can, and a person at it."""
     return (
         sys.stdout.isatty()
         and sys.stdin.isatty()
-        and environment.get("TERM", "dumb") != "dumb"
+        and os.environ.get("TERM", "dumb") != "dumb"
     )
 
 

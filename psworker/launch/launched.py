@@ -108,13 +108,13 @@ def refusal_file(mark: Path) -> Path:
     return mark.with_name(f"{mark.name}.refusal")
 
 
-def note_started(environ: Mapping[str, str] | None = None) -> None:
+def note_started() -> None:
     """From now on an uncaught error ends the process as its launcher understands it.
 
     Raising `SystemExit` in the hook is how Python takes an exit code from it.
     """
     global _has_hook
-    mark = _mark(environ)
+    mark = os.environ.get(MARK_VARIABLE, "")
     if not mark or _has_hook:
         return
     _has_hook = True
@@ -173,10 +173,10 @@ def log_name(role: str, index: str = "") -> str:
     return "-".join(filter(None, (role, host, index)))
 
 
-def note_connected(environ: Mapping[str, str] | None = None) -> None:
+def note_connected() -> None:
     """Reports to the launcher, if there is one, that the script has connected."""
     global _is_noted
-    mark = _mark(environ)
+    mark = os.environ.get(MARK_VARIABLE, "")
     if mark and not _is_noted:
         _is_noted = True
         _write(Path(mark), "")
@@ -203,10 +203,6 @@ def _exit_code_of(error: BaseException) -> ExitCode | None:
     if isinstance(error, ConnectError | ClosedError):
         return None  # a coordinator may be there next time
     return ExitCode.BAD_CONFIGURATION if isinstance(error, REFUSALS) else None
-
-
-def _mark(environ: Mapping[str, str] | None) -> str:
-    return (os.environ if environ is None else environ).get(MARK_VARIABLE, "")
 
 
 def _write(path: Path, text: str) -> None:

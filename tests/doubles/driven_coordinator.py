@@ -72,7 +72,6 @@ class DrivenCoordinator:
     def running(
         cls,
         *names: str,
-        shard_count: int = 2,
         loaders: tuple[str, ...] = (),
         settings: CoordinatorSettings | None = None,
         clip_grad_norm: float = 0.0,
@@ -81,12 +80,11 @@ class DrivenCoordinator:
 
         Args:
             names: Ids of the workers.
-            shard_count: Shards it has.
             loaders: Loaders of each worker.
             settings: Its settings, if not as usual.
             clip_grad_norm: Norm that its workers say.
         """
-        driven = cls(shard_count=shard_count, settings=settings)
+        driven = cls(settings=settings)
         driven.clip_grad_norm = clip_grad_norm
         for name in names:
             driven.add_worker(name, *loaders)

@@ -45,10 +45,10 @@ def damaged(folder: Path) -> Path:
     return folder
 
 
-def checkpoints_in(folder: Path, *, job_id: str = JOB) -> Path:
+def checkpoints_in(folder: Path) -> Path:
     checkpoints = CheckpointFolder(str(folder))
-    checkpoints.claim(job_id, "token")
-    save(checkpoints, 500, job_id=job_id)
+    checkpoints.claim(JOB, "token")
+    save(checkpoints, 500, job_id=JOB)
     return folder
 
 

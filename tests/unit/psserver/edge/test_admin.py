@@ -133,7 +133,6 @@ async def served(
     listen: ListenConfig = LOOPBACK,
     access: Access | None = None,
     unready_reason: str = "",
-    limits: Limits = LIMITS,
     folder: Path | None = None,
 ) -> AsyncIterator[Served]:
     async def refuse(_: Request) -> Response:
@@ -153,7 +152,7 @@ async def served(
     async with AdminPort(
         listen,
         access,
-        limits,
+        LIMITS,
         unready_reason=lambda: unready_reason,
         routes=[
             Route("/value", lambda _: PlainTextResponse("1"), methods=["GET"]),

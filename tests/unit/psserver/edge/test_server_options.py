@@ -51,7 +51,6 @@ async def serving(
     handler: Handler = echo,
     stream_handler: StreamHandler = echo_stream,
     *,
-    kind: ServerKind = ServerKind.SHARD,
     limits: Limits = DEFAULT_LIMITS,
 ) -> AsyncIterator[str]:
     methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
@@ -59,7 +58,7 @@ async def serving(
         "Stream": grpc.unary_stream_rpc_method_handler(streaming(stream_handler)),
     }
     server = make_server(
-        kind,
+        ServerKind.SHARD,
         [grpc.method_handlers_generic_handler("test.Probe", methods)],
         OpenCalls(limits),
     )
@@ -83,9 +82,9 @@ def stream_of(
     return channel.unary_stream(STREAM)
 
 
-async def call_unary(address: str, request: bytes = b"x") -> bytes:
+async def call_unary(address: str) -> bytes:
     async with aio_channel(address, ChannelKind.DATA) as channel:
-        return await unary_of(channel)(request, timeout=10)
+        return await unary_of(channel)(b"x", timeout=10)
 
 
 async def call_stream(address: str) -> list[bytes]:

@@ -135,8 +135,8 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def places_for(count_max: int, bytes_max: int = 100) -> StagingPlaces:
-    return StagingPlaces(count_max=count_max, bytes_max=bytes_max, what="a model")
+def places_for(count_max: int) -> StagingPlaces:
+    return StagingPlaces(count_max=count_max, bytes_max=100, what="a model")
 
 
 async def test_nothing_is_read_of_a_call_without_a_place() -> None:

@@ -35,9 +35,9 @@ def script(folder: Path, text: str) -> str:
     return str(path)
 
 
-def unconnected(path: str, process: str = "process 0") -> str:
+def unconnected(path: str) -> str:
     return (
-        f"psworker: {process}: {path} ended without ever connecting, so the job has "
+        f"psworker: process 0: {path} ended without ever connecting, so the job has "
         "nothing of it: call psworker.connect() and prepare() in it\n"
     )
 

@@ -25,8 +25,8 @@ def shape(
     )
 
 
-def epoch(position_count: int, batch_size: int = 2) -> EpochLedger:
-    return EpochLedger("loader", 0, shape(position_count, batch_size))
+def epoch(position_count: int) -> EpochLedger:
+    return EpochLedger("loader", 0, shape(position_count))
 
 
 def spans(ranges: list[DataRange]) -> list[tuple[int, int]]:

@@ -48,9 +48,9 @@ class Job:
         slots = self.shards.slots
         self.reach.note(key(name), {shard: silent_ms}, slots, self.now_ms)
 
-    def done(self, counts: Mapping[str, int], *, shard: int = 1) -> None:
+    def done(self, counts: Mapping[str, int]) -> None:
         done = {key(name): count for name, count in counts.items()}
-        self.shards.slots[shard].standing = ShardStanding(done=done)
+        self.shards.slots[1].standing = ShardStanding(done=done)
 
     def found(self) -> dict[WorkerKey, CutOff]:
         return self.reach.cut_off(MEMBERS, self.shards.slots, self.now_ms)

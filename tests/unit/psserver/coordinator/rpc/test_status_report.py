@@ -250,13 +250,13 @@ async def test_a_job_is_read_once_a_second_for_all_who_look(
 
 
 async def set_mode(
-    host: CoordinatorHost, mode: int, bound: int = 0, *, timeout_ms: int = 50
+    host: CoordinatorHost, mode: int, bound: int = 0
 ) -> messages.SetModeResponse:
     request = messages.SetModeRequest(
         protocol_version=PROTOCOL_VERSION,
         mode=membership_pb2.Mode.ValueType(mode),
         staleness_bound=bound,
-        timeout_ms=timeout_ms,
+        timeout_ms=50,
     )
     return await PublicControl(host).set_mode(request, NO_CONTEXT)
 
