@@ -25,6 +25,10 @@ BATCH_COUNT_AHEAD: Final = 4
 """Batches leased ahead: enough that a coordinator's restart starves nobody at once,
 few enough that the last batches of an epoch are shared out evenly."""
 
+ROUND_BATCH_COUNT_AHEAD_MAX: Final = 64
+"""Most that a worker with local steps leases ahead, which is half of a round: each
+answer repeats what no push has carried yet, so that a few at a time cost much."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Request:
@@ -92,7 +96,7 @@ class EpochLeases:
         if (
             self._ahead is None
             and not self._is_closed
-            and len(self._ready) <= self._batch_count_ahead // 2
+            and len(self._ready) <= self._ahead_count // 2
             and self._may_bring_more()
         ):
             self._ahead = self._ask(wait=False)
@@ -194,6 +198,13 @@ class EpochLeases:
             raise
         return _Request(own, frozenset(settled.union(drawn)), answer)
 
+    @property
+    def _ahead_count(self) -> int:
+        """Ranges to lease ahead of their use."""
+        of_round = self._source.work.round_step_count // 2
+        of_round = min(of_round, ROUND_BATCH_COUNT_AHEAD_MAX)
+        return max(self._batch_count_ahead, of_round)
+
     def _batch_count_max(self) -> int:
         """Most batches to ask for now.
 
@@ -201,7 +212,7 @@ class EpochLeases:
         one worker while the others run dry: it takes at most half of its part of what
         is left, as in guided self-scheduling.
         """
-        wanted = max(1, self._batch_count_ahead - len(self._ready))
+        wanted = max(1, self._ahead_count - len(self._ready))
         sharer_count = self._source.sharer_count
         if not sharer_count:
             return wanted

@@ -5245,6 +5245,20 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a worker with long rounds asks for as little data at a time as one without",
+        (
+            Edit(
+                "psworker/data/leases.py",
+                "        return max(self._batch_count_ahead, of_round)\n",
+                "        return self._batch_count_ahead\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/data/test_data_loader.py::"
+            "test_half_of_a_round_of_local_steps_is_leased_ahead",
+        ),
+    ),
+    PlantedBug(
         "a worker that has joined again goes on with what it trained before",
         (
             Edit(

@@ -14,6 +14,7 @@ from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.reasons import Refusal
 from psworker.data import CountedLoader, LeasedLoader, prepare_loader
+from psworker.data.leases import ROUND_BATCH_COUNT_AHEAD_MAX
 from psworker.data.local_loader import LocalDraws, LocalLoader
 from psworker.data.missed_epochs import MissedEpochs
 from tests.doubles.ledger_source import LedgerJob, LedgerSource
@@ -89,6 +90,21 @@ def test_data_is_asked_for_again_when_half_of_it_is_used() -> None:
     next(batches)
     assert len(source.requests) == 2
     batches.close()
+
+
+def test_half_of_a_round_of_local_steps_is_leased_ahead() -> None:
+    source = LedgerSource(LedgerJob(1), 0)
+    source.work.round_step_count = 20
+    batches = iter(LeasedLoader(_loader(400), source))
+    for count in (1, 1, 1, 1, 2):  # requests by then: again when half is used
+        next(batches)
+        assert len(source.requests) == count
+    assert [request.batch_count_max for request in source.requests] == [10, 5]
+    batches.close()
+    long = LedgerSource(LedgerJob(1), 0)
+    long.work.round_step_count = 1_000_000
+    next(iter(LeasedLoader(_loader(4000), long)))
+    assert long.requests[0].batch_count_max == ROUND_BATCH_COUNT_AHEAD_MAX
 
 
 def test_two_workers_share_an_epoch_and_both_stop_when_it_is_closed() -> None:
