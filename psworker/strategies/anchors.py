@@ -7,7 +7,7 @@ optimizer has, are the same in both, as in a job without local steps.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from glob import escape
 
 import torch
@@ -34,10 +34,24 @@ class Fragment:
     Attributes:
         anchor: The twins' parameters: the job's values.
         local: The worker's own, in the same order.
+        sent: What its own were when its push began, where that is of use.
     """
 
     anchor: list[torch.Tensor]
     local: list[torch.Tensor]
+    sent: list[torch.Tensor] = field(default_factory=list)
+
+    def keep_sent(self) -> None:
+        """A push begins: keeps what the worker's own values are, for `trained`."""
+        self.sent[:] = [each.detach().clone() for each in self.local]
+
+    def trained(self) -> list[torch.Tensor]:
+        """What local steps have changed since `keep_sent`; empty without one."""
+        trained: list[torch.Tensor] = []
+        if self.sent:
+            trained += torch._foreach_sub(self.local, self.sent)
+            self.sent.clear()
+        return trained
 
     def set_gradients(self, pushed: Sequence[torch.Tensor | None]) -> None:
         """Puts what a strategy pushes where the outer optimizer looks for it.
@@ -229,6 +243,7 @@ class Anchors:
                 fragment = self.fragments[place]
                 moved = torch._foreach_sub(fragment.anchor, kept)
                 torch._foreach_add_(fragment.local, moved)
+                fragment.sent.clear()
         self._kept.clear()
         self.take_followed()
 
@@ -279,6 +294,7 @@ class Anchors:
         with torch.no_grad():
             for fragment in self.fragments:
                 fragment.clear_gradients()
+                fragment.sent.clear()
                 torch._foreach_copy_(fragment.local, fragment.anchor)
         self.take_followed()
 

@@ -1,7 +1,7 @@
 """DiLoCo: many local steps, and Nesterov's momentum over their mean."""
 
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from typing_extensions import override
@@ -66,7 +66,7 @@ class StreamingDiLoCo(DiLoCo):
         fragment_count: int = 4,
         fragment_order: FragmentOrder = "strided",
         taken_after: int = 5,
-        own_share: float = 0.5,
+        own_share: float | Literal["trained"] = 0.5,
         lr: float = 0.4,
         momentum: float = 0.9,
         inner_state: InnerState = "keep",
@@ -82,7 +82,8 @@ class StreamingDiLoCo(DiLoCo):
             taken_after: tau, local steps from a push to taking what comes back. By
                 then the worker waits for it.
             own_share: alpha, the share of its own values that a worker keeps when it
-                takes a fragment: 0 for none.
+                takes a fragment: 0 for none. With `"trained"` it takes the job's values
+                and adds what it has trained since the push, which is not the paper's.
             lr: Learning rate of the outer optimizer.
             momentum: Its momentum.
             inner_state: What becomes of the inner optimizer's state at each round.
@@ -110,15 +111,17 @@ class StreamingDiLoCo(DiLoCo):
                 f"give a whole number from {self.taken_after_min} to every / "
                 "fragment_count"
             )
-        if not 0 <= own_share < 1:
+        self.keeps_trained = own_share == "trained"
+        share = 0.0 if own_share == "trained" else own_share
+        if not isinstance(share, float | int) or not 0 <= share < 1:
             raise ConfigurationError(
-                f"own_share={own_share} is no share: give a number from 0, which takes "
-                "all of the job's values, to less than 1"
+                f"own_share={own_share!r} is no share: give a number from 0, which "
+                'takes all of the job\'s values, to less than 1, or "trained"'
             )
         self.fragment_count = fragment_count
         self.fragment_order = fragment_order
         self.taken_after = taken_after
-        self.own_share = own_share
+        self.own_share = share
 
     @override
     def take(self, local: Tensors, anchor: Tensors) -> None:

@@ -163,6 +163,8 @@ class OuterSteps:
             pushed = self._strategy.push(fragment.anchor, fragment.local, progress)
             self._inner.send()
         fragment.set_gradients(pushed)
+        if self._strategy.keeps_trained:
+            fragment.keep_sent()
         self._anchors.send_followed()
         if self._worker.may_miss:
             self._anchors.keep()
@@ -335,6 +337,9 @@ class OuterSteps:
         taken = self._anchors.fragments[fragment]
         self._anchors.forget(fragment)
         with torch.no_grad():
+            trained = taken.trained()
             self._strategy.take(taken.local, taken.anchor)
+            if trained:
+                torch._foreach_add_(taken.local, trained)
             self._inner.take(taken.local)
         self._anchors.take_followed()

@@ -56,6 +56,8 @@ class Strategy:
             some clocks meets all of them. Otherwise they come one after the other.
         taken_after: Local steps from a push to taking what comes back; 0 to wait for
             it within the step.
+        keeps_trained: Whether what local steps have changed since a push began is added
+            to what `take` takes.
         pulls_first: Whether the anchor is pulled anew just before `push` is asked.
         inner_state: What becomes of the inner optimizer's state at each round: it is
             kept, reset, or averaged over the workers.
@@ -72,6 +74,7 @@ class Strategy:
     fragment_order: FragmentOrder = "sequential"
     fragments_are_drawn: bool = False
     taken_after: int = 0
+    keeps_trained: bool = False
     pulls_first: bool = False
     inner_state: InnerState = "keep"
     shared: ClassVar[tuple[str, ...]] = (

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -80,7 +80,8 @@ class Drawn:
         every: H, local steps between two pushes of the same fragment.
         fragments: P, each a list of places among the parameters.
         taken_after: tau, local steps from a push to taking what comes back.
-        own_share: alpha, the share of a worker's own value that it keeps.
+        own_share: alpha, the share of a worker's own value that it keeps; None where it
+            keeps what it has trained since the push, and nothing else.
         step_count: Local steps of each worker.
         inner: Its inner optimizer.
     """
@@ -89,7 +90,7 @@ class Drawn:
     every: int
     fragments: list[list[int]]
     taken_after: int
-    own_share: float
+    own_share: float | None
     step_count: int
     inner: str
 
@@ -118,6 +119,7 @@ def simulate(
     ]
     anchors = [_copies(shared) for _ in models]
     traces: list[Trace] = [[] for _ in models]
+    sent = [_copies(each) for each in local]
     behind = [0] * len(run.fragments)  # local steps since each was pushed
     under_way: tuple[int, int] | None = None  # since which step, and which fragment
     push_count = 0
@@ -130,15 +132,21 @@ def simulate(
         behind[place] = 0
         for i in run.fragments[place]:
             deltas = [anchors[m][i] - local[m][i] for m in range(len(models))]
+            for m, own in enumerate(local):
+                sent[m][i].copy_(own[i])
             shared[i].grad = torch.stack(deltas).mean(0)  # as many samples each
         outer[place].step()
         return place
 
     @torch.no_grad()
     def take(place: int) -> None:
-        for own, anchor in zip(local, anchors, strict=True):
+        share = run.own_share
+        for own, anchor, before in zip(local, anchors, sent, strict=True):
             for i in run.fragments[place]:
-                own[i].copy_(run.own_share * own[i] + (1 - run.own_share) * shared[i])
+                if share is None:
+                    own[i].copy_(shared[i] + (own[i] - before[i]))
+                else:
+                    own[i].copy_(share * own[i] + (1 - share) * shared[i])
                 anchor[i].copy_(shared[i])
 
     for step in range(1, run.step_count + 1):
@@ -175,7 +183,7 @@ def runs(draw: st.DrawFn) -> Drawn:
         fragments=FRAGMENTS[fragment_count],
         # Less than what is between two pushes, of which one is under way at a time.
         taken_after=draw(st.integers(0, max(0, every // fragment_count - 1))),
-        own_share=draw(st.sampled_from([0.0, 0.25, 0.5, 0.75])),
+        own_share=draw(st.sampled_from([0.0, 0.25, 0.5, 0.75, None])),
         step_count=draw(st.integers(1, 30)),
         inner=draw(st.sampled_from(["sgd", "adamw"])),
     )
@@ -205,7 +213,7 @@ def _train(run: Drawn, folder: Path) -> tuple[list[Any], list[Trace]]:
                     run.every,
                     fragment_count=len(run.fragments),
                     taken_after=run.taken_after,
-                    own_share=run.own_share,
+                    own_share="trained" if run.own_share is None else run.own_share,
                     lr=0.7,
                 ),
             )
@@ -233,6 +241,17 @@ def _train(run: Drawn, folder: Path) -> tuple[list[Any], list[Trace]]:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(runs())
+@example(
+    Drawn(
+        worker_count=2,
+        every=8,
+        fragments=FRAGMENTS[2],
+        taken_after=3,
+        own_share=None,
+        step_count=19,
+        inner="adamw",
+    )
+)
 def test_it_is_the_paper_s_algorithm_step_by_step(
     tmp_path_factory: pytest.TempPathFactory, run: Drawn
 ) -> None:

@@ -5245,6 +5245,20 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "what a worker trains while a push is under way is lost",
+        (
+            Edit(
+                "psworker/strategies/outer_steps.py",
+                "                torch._foreach_add_(taken.local, trained)\n",
+                "                pass\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_streaming.py::"
+            "test_it_is_the_paper_s_algorithm_step_by_step",
+        ),
+    ),
+    PlantedBug(
         "a worker with long rounds asks for as little data at a time as one without",
         (
             Edit(

@@ -16,13 +16,14 @@ import psworker
         ({"taken_after": 1.5}, "taken_after=1.5 does not go with"),
         ({"own_share": 1.0}, "own_share=1.0 is no share"),
         ({"own_share": -0.1}, "to less than 1"),
+        ({"own_share": "half"}, "own_share='half' is no share"),
     ],
 )
 @pytest.mark.parametrize(
     "strategy", [psworker.StreamingDiLoCo, psworker.DecoupledDiLoCo]
 )
 def test_numbers_that_do_not_go_together_are_refused(
-    strategy: type[psworker.StreamingDiLoCo], given: dict[str, float], words: str
+    strategy: type[psworker.StreamingDiLoCo], given: dict[str, float | str], words: str
 ) -> None:
     fits: dict[str, float] = {"fragment_count": 2, "taken_after": 4}
     strategy(8, **fits)  # type: ignore[arg-type]
