@@ -80,7 +80,6 @@ class ShardState:
         now_ms: Monotonic time, as of the newest event that came with one.
         measure_key: Key by which shards prove what they have measured.
         torn_step_count: Steps of evicted workers of which a part was applied.
-        torn_chunk_count: Chunks that contradicted their worker's verdict.
     """
 
     def __init__(self, chunk_indexes: frozenset[int], rules: ShardRules) -> None:
@@ -98,7 +97,6 @@ class ShardState:
         self.now_ms = 0
         self.measure_key = b""
         self.torn_step_count = 0
-        self.torn_chunk_count = 0
 
     def closes_early(self, clock: int) -> bool:
         """Whether a clock may close without some of its contributors."""
@@ -290,7 +288,6 @@ class ShardState:
 
     def note_torn(self, clock: int, chunk_index: int, worker_ids: list[str]) -> None:
         """Workers were left out of a chunk, since its bytes are not finite."""
-        self.torn_chunk_count += len(worker_ids)
         self.effects.append(
             ChunkTorn(
                 clock=clock, chunk_index=chunk_index, worker_ids=tuple(worker_ids)
