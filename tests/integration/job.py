@@ -39,6 +39,7 @@ from pswire.membership import Record, WorkerKey, WorkerState
 from pswire.security.credentials import Credentials
 from pswire.security.roles import Role
 from psworker.backends.job import Job as WorkerOfJob
+from tests.doubles.fault_proxy import FaultProxy
 from tests.doubles.free_addresses import free_address
 from tests.doubles.job_tokens import JobTokens
 from tests.doubles.memory_network import MEMORY_HOST, NETWORK, MemoryNetwork
@@ -559,3 +560,12 @@ def deviation(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> f
         difference = (mine.double() - exact.double()).abs().max()
         worst = max(worst, float(difference / exact.double().abs().max()))
     return worst
+
+
+def evict(job: Job, proxy: FaultProxy, worker_id: str) -> None:
+    """Cuts a worker off until the job goes on without it."""
+    proxy.refuse()
+    job.wait_record(
+        lambda record: worker_id not in {m.worker.worker_id for m in record.members}
+    )
+    proxy.heal()

@@ -15,8 +15,7 @@ import psworker
 from psworker.connection import Connection
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.host_processes import run_group
-from tests.integration.job import WAIT_TIMEOUT_S, Job
-from tests.integration.test_rejoin import evict
+from tests.integration.job import WAIT_TIMEOUT_S, Job, evict
 
 COUNT: Final = 3
 SAMPLE_COUNT: Final = 60

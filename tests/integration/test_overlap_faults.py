@@ -16,7 +16,7 @@ import psworker
 from pswire.addresses import Address, parse_address
 from pswire.membership import Mode, ModeTerms
 from tests.doubles.fault_proxy import DOWN, UP, FaultProxy
-from tests.integration.job import Crew, Job, connect, run_workers, worker_behind
+from tests.integration.job import Crew, Job, connect, evict, run_workers, worker_behind
 
 SEED: Final = 20261130
 ELEMENT_COUNT: Final = 200_000
@@ -170,14 +170,6 @@ def test_cut_calls_change_no_number(tmp_path: Path) -> None:
             assert worker.ps.clock == 16
         assert job.step_counts(1) == {16}
         assert sum(proxy.cut_count for proxy in proxies) >= 5
-
-
-def evict(job: Job, proxy: FaultProxy, worker_id: str) -> None:
-    proxy.refuse()
-    job.wait_record(
-        lambda record: worker_id not in {m.worker.worker_id for m in record.members}
-    )
-    proxy.heal()
 
 
 @pytest.mark.parametrize("is_found_by", ["forward", "backward", "step", "wait"])

@@ -24,7 +24,7 @@ from psworker.transport.calls import CallError
 from psworker.transport.ports import ShardPort
 from tests.doubles.children import Nursery
 from tests.doubles.fault_proxy import DOWN, FaultProxy
-from tests.integration.job import Crew, Job, connect, key, worker_behind
+from tests.integration.job import Crew, Job, connect, evict, key, worker_behind
 from tests.integration.ones_worker import Worker
 from tests.integration.processes import Processes
 
@@ -53,14 +53,6 @@ def worker_of(
         step_timeout_s=40,
         start_timeout_s=start_timeout_s,
     )
-
-
-def evict(job: Job, proxy: FaultProxy, worker_id: str) -> None:
-    proxy.refuse()
-    job.wait_record(
-        lambda record: worker_id not in {m.worker.worker_id for m in record.members}
-    )
-    proxy.heal()
 
 
 def test_a_worker_that_was_evicted_between_steps_joins_again_in_the_next(

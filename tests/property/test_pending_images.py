@@ -34,25 +34,27 @@ VALUES: Final = 3
 small_chunks = cut_into(64, 256)
 
 
+def one_shard(generator: torch.Generator) -> Shards:
+    """With masters, two optimizers and what nothing trains."""
+    parameters = mixed_parameters(generator)
+    own = {
+        name: [parameters[index] for index in indexes]
+        for name, indexes in OPTIMIZERS.items()
+    }
+    optimizers: dict[str, torch.optim.Optimizer] = {
+        "a/b": torch.optim.Adam(own["a/b"], amsgrad=True),
+        "other": torch.optim.SGD(own["other"], lr=0.1, momentum=0.9),
+    }
+    return Shards(parameters, optimizers, shard_count=1)
+
+
 class Trained:
     """A shard with masters, two optimizers and what nothing trains."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
-        parameters = mixed_parameters(self.generator)
-        own = {
-            name: [parameters[index] for index in indexes]
-            for name, indexes in OPTIMIZERS.items()
-        }
-        self.shards = Shards(
-            parameters,
-            {
-                "a/b": torch.optim.Adam(own["a/b"], amsgrad=True),
-                "other": torch.optim.SGD(own["other"], lr=0.1, momentum=0.9),
-            },
-            shard_count=1,
-        )
+        self.shards = one_shard(self.generator)
         self.engine = self.shards.engines[0]
         self.chunks = self.shards.placement.chunks
         for _ in range(2):

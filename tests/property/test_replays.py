@@ -40,9 +40,7 @@ from pswire.schema import ElementType
 from pswire.torch_types import TORCH_DTYPES, buffer_of
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.core_values import key
-from tests.property.test_pending_images import OPTIMIZERS, bits
-from tests.unit.psserver.shard.tensors.shards import Shards
-from tests.unit.psserver.shard.tensors.test_recut_images import mixed_parameters
+from tests.property.test_pending_images import OPTIMIZERS, bits, one_shard
 
 SCHEDULE_COUNT: Final = 6
 NAMES: Final = ("w0", "w1", "w2")
@@ -61,19 +59,7 @@ class Recorded:
     ) -> None:
         self.rng = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
-        parameters = mixed_parameters(self.generator)
-        own = {
-            name: [parameters[index] for index in indexes]
-            for name, indexes in OPTIMIZERS.items()
-        }
-        self.shards = Shards(
-            parameters,
-            {
-                "a/b": torch.optim.Adam(own["a/b"], amsgrad=True),
-                "other": torch.optim.SGD(own["other"], lr=0.1, momentum=0.9),
-            },
-            shard_count=1,
-        )
+        self.shards = one_shard(self.generator)
         settings = JobSettings(
             job_id="job",
             shard_count=1,

@@ -1,7 +1,7 @@
 """Returns of the job to a checkpoint: what is set back, when, and what is said."""
 
 import logging
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -9,6 +9,7 @@ from pswire.checkpoint.registered_state import encode_states
 from psworker.member.membership import Membership
 from psworker.member.script_state import Rewind, Rewinds, ScriptState
 from tests.doubles.core_values import key
+from tests.unit.psworker.member.test_script_state import Counter
 
 REWIND: Final = Rewind(
     checkpoint="step-000000000006",
@@ -17,19 +18,6 @@ REWIND: Final = Rewind(
     from_epoch=3,
     to_epoch=1,
 )
-
-
-class Counter:
-    """What a script counts."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = state["count"]
 
 
 def made() -> tuple[Rewinds, Counter]:

@@ -35,7 +35,6 @@ from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.doubles.saved_shards import image_of
 from tests.unit.psserver.shard.tensors.shards import Push, Shards
-from tests.unit.psserver.shard.tensors.test_sparse_updates import Push as RowsPush
 from tests.unit.psserver.shard.tensors.test_sparse_updates import (
     SparseShards,
     gradients,
@@ -234,18 +233,18 @@ def test_tables_that_are_sent_rows_have_the_same_bits(
     optimizer = optimizer_over(class_name, parameters, lr=0.1, **settings)
     shards = SparseShards(parameters, {"optimizer": optimizer}, shard_count=3)
 
-    def update(of: Shards, push: RowsPush) -> None:
+    def update(of: Shards, push: Push) -> None:
         assert isinstance(of, SparseShards)
         of.train([push])
 
     for _ in range(6):
-        update(shards, RowsPush("w0", 1, gradients(generator, class_name, dtype)))
+        update(shards, Push("w0", 1, gradients(generator, class_name, dtype)))
     before = fingerprint(shards)
     assert {fingerprint(onto(shards, count, 0)) for count in SHARD_COUNTS} == {before}
 
     same = onto(shards, 3, 0)
     for _ in range(6):
-        push = RowsPush("w0", 1, gradients(generator, class_name, dtype))
+        push = Push("w0", 1, gradients(generator, class_name, dtype))
         update(shards, push)
         update(same, push)
     assert fingerprint(same) == fingerprint(shards) != before

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -20,7 +20,7 @@ from pswire.reasons import Refusal
 from pswire.torch_types import buffer_of
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.promised_numbers import DEVIATION_MAX
-from tests.unit.psserver.shard.tensors.shards import Gradients, Shards, spec_of
+from tests.unit.psserver.shard.tensors.shards import Push, Shards, spec_of
 
 STEP_COUNT: Final = 30
 SHAPES: Final = ((20, 7), (3,), (9, 2, 3), (5,))
@@ -42,13 +42,6 @@ CASES: Final[list[tuple[str, dict[str, Any]]]] = [
 
 small_chunks = cut_into(64, 256)
 """Cuts tables of a few hundred elements into chunks that cut rows."""
-
-
-@dataclass(frozen=True)
-class Push:
-    worker_id: str
-    weight: float
-    gradients: Gradients
 
 
 class SparseShards(Shards):
