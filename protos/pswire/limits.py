@@ -99,6 +99,10 @@ ORDER_ORIGIN_BYTES_MAX: Final = 16 << 10
 """Largest random state that an epoch's order is drawn from. All that a sampler may draw
 from (torch, numpy, Python, two generators) is 13 KiB, compressed."""
 
+HELD_COUNT_MAX: Final = 4_096
+"""Batches that a worker may hold of one epoch. Each answer repeats them all, and the
+epoch is written down with them: one that took ever more would slow down everybody."""
+
 STATE_BYTES_MAX: Final = 4 << 20
 """Most bytes of all that a script registers with `register_state`: half of a message,
 and one worker copies it at each step."""

@@ -14,7 +14,7 @@ from typing import Final
 from pswire.activity import Activity
 from pswire.awaited import next_due
 from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape
-from pswire.limits import WAITING_INTERVAL_MS
+from pswire.limits import HELD_COUNT_MAX, WAITING_INTERVAL_MS
 from psworker.data.source import DataSource
 from psworker.event_loop import LoopFuture, first_of
 from psworker.transport.values import Lease, LeaseRequest
@@ -123,6 +123,15 @@ class EpochLeases:
         rejoin_count = self._source.rejoin_count
         if not self.are_out:
             return True
+        if len(self._unreported) >= HELD_COUNT_MAX:
+            _log.warning(
+                "this worker has %d batches of epoch %d of %r that it has not pushed, "
+                "and may not have more: its round ends here. Give it larger batches, "
+                "or rounds of fewer local steps",
+                len(self._unreported),
+                self._epoch,
+                self._loader,
+            )
         self._source.end_round()
         if rejoin_count != self._source.rejoin_count:
             return False

@@ -15,17 +15,14 @@ from dataclasses import dataclass, field, fields, replace
 
 from psserver.coordinator.core.data.position_set import PositionSet
 from pswire.leased_data import DataRange, EpochReport, EpochShape
-from pswire.limits import ORDER_ORIGIN_BYTES_MAX
+from pswire.limits import HELD_COUNT_MAX, ORDER_ORIGIN_BYTES_MAX
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
-HELD_COUNT_MAX = 4_096
-"""Batches that a worker may hold of one epoch. Each answer repeats them all, and the
-epoch is written down with them: one that took ever more would slow down everybody."""
-
 SKIPPED_RUN_COUNT_MAX = 4_096
-"""Runs of skipped positions that are kept of a worker, for the same reason. Of a worker
-alone all skips are one run; in rounds with another each is a run of its own."""
+"""Runs of skipped positions that are kept of a worker, for the reason that there are
+`HELD_COUNT_MAX` batches. Of a worker alone all skips are one run; in rounds with
+another each is a run of its own."""
 
 
 def check_origin(origin: bytes) -> None:

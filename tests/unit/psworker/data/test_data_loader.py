@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from typing_extensions import override
 
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from pswire.leased_data import DataRange, DataReport, EpochShape
+from pswire.limits import HELD_COUNT_MAX
 from pswire.reasons import Refusal
 from psworker.data import CountedLoader, LeasedLoader, prepare_loader
 from psworker.data.leases import ROUND_BATCH_COUNT_AHEAD_MAX
@@ -48,6 +50,47 @@ def test_one_worker_sees_what_the_plain_loader_would(
     values = [value for batch in seen for value in batch]
     assert sorted(values) == list(range(18))
     assert (values == list(range(18))) is not shuffle
+
+
+class _InRounds(LedgerSource):
+    """Pushes when its loader says so, and never before.
+
+    Attributes:
+        held: What was trained and not pushed.
+        pushed_counts: Batches of each push.
+    """
+
+    def __init__(self, job: LedgerJob) -> None:
+        super().__init__(job, 0)
+        self.held: list[DataRange] = []
+        self.pushed_counts: list[int] = []
+
+    @override
+    def end_round(self) -> None:
+        if self.held:
+            self.pushed_counts.append(len(self.held))
+            self.pending.unreported.note(self.held, is_dropped=False)
+            self.held = []
+
+
+def test_a_round_ends_at_the_most_batches_that_a_worker_may_have(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = _InRounds(LedgerJob(1))
+    count = HELD_COUNT_MAX + 10
+    loader = LeasedLoader(_loader(count, batch_size=1, shuffle=True), source)
+    seen = []
+    with caplog.at_level(logging.WARNING):
+        for (batch,) in loader:
+            seen.append(batch.item())
+            source.held += source.pending.take().ranges
+    assert sorted(seen) == list(range(count))
+    assert source.pushed_counts == [HELD_COUNT_MAX, 10]
+    assert loader.report is not None
+    assert loader.report.seen_once == count
+    (line,) = (each.getMessage() for each in caplog.records)
+    assert line.startswith("this worker has 4096 batches of epoch 0 of 'loader' that")
+    assert line.endswith("larger batches, or rounds of fewer local steps")
 
 
 def test_each_epoch_is_another_order_and_can_be_named() -> None:

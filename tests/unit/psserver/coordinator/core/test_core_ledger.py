@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 import psserver.coordinator.core.data.ledger as ledger_module
-from psserver.coordinator.core.data.epoch_ledger import HELD_COUNT_MAX, EpochLedger
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import DataLedger, carried_over
 from pswire.leased_data import DataRange, DataReport, EpochShape
-from pswire.limits import ORDER_ORIGIN_BYTES_MAX
+from pswire.limits import HELD_COUNT_MAX, ORDER_ORIGIN_BYTES_MAX
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason
 from tests.doubles.core_values import key
