@@ -18,7 +18,7 @@ from tests.doubles.nursery import END
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 WAIT_TIMEOUT_S: Final = 90.0
-IMPORT_TIMEOUT_S: Final = 120.0
+IMPORT_TIMEOUT_S: Final = 240.0
 """For the nursery to import torch and all of ours, on a machine that is busy."""
 POLL_S: Final = 0.01
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     import torch
 
 LEASE_S: Final = 2.0
+PATIENT_S: Final = 10.0
+"""A lease for jobs that are to lose nobody: of a shorter one a coordinator takes out
+whom a busy machine gives no time for a third of it."""
+
 STEP_S: Final = 0.01
 
 

@@ -9,9 +9,9 @@ import pytest
 from tests.doubles.children import wait_until
 from tests.doubles.fault_proxy import BOTH, DOWN, UP, Direction, FaultProxy
 from tests.fault.conftest import SEED, MakeJob
-from tests.fault.fault_job import LEASE_S, FaultJob
+from tests.fault.fault_job import PATIENT_S, FaultJob
 from tests.fault.test_killed_workers import MODES
-from tests.fault.test_stopped_processes import wait_rejoined
+from tests.fault.test_stopped_processes import LONGER_LEASE_S, wait_rejoined
 
 CUTS: Final = 6
 PUSH_BYTES: Final = 16_000
@@ -29,7 +29,7 @@ PUSH_BYTES: Final = 16_000
 def test_lost_acknowledgements(mode: str, make_job: MakeJob) -> None:
     """The push has arrived and its answer is cut off, in the middle or at its end."""
     drawn = random.Random(SEED)
-    with make_job(*MODES[mode], has_proxies=True) as job:
+    with make_job(*MODES[mode], has_proxies=True, lease_s=PATIENT_S) as job:
         job.start_workers("w0", "w1")
         job.wait_members("w0", "w1")
         for cut in range(CUTS):
@@ -48,7 +48,7 @@ def test_lost_acknowledgements(mode: str, make_job: MakeJob) -> None:
     "mode", ["bsp", "asp", pytest.param("ssp", marks=pytest.mark.repeat)]
 )
 def test_resets_by_the_dozen(mode: str, make_job: MakeJob) -> None:
-    with make_job(*MODES[mode], has_proxies=True) as job:
+    with make_job(*MODES[mode], has_proxies=True, lease_s=PATIENT_S) as job:
         job.start_workers("w0", "w1")
         job.wait_members("w0", "w1")
         for _ in range(5):
@@ -73,13 +73,13 @@ def test_a_shard_in_a_black_hole(
     mode: str, ways: tuple[Direction, ...], make_job: MakeJob
 ) -> None:
     """Nobody is dead: the job stands still, and goes on when the hole is closed."""
-    with make_job(*MODES[mode], has_proxies=True) as job:
+    with make_job(*MODES[mode], has_proxies=True, lease_s=LONGER_LEASE_S) as job:
         job.start_workers("w0", "w1")
         job.wait_members("w0", "w1")
         job.wait_steps("w0", 3)
         job.proxies[1].black_hole(ways)
         count = len(job.workers["w0"].events("step"))
-        time.sleep(LEASE_S)  # a hole as long as a lease, which nobody can see
+        time.sleep(LONGER_LEASE_S)  # a hole as long as a lease, which nobody can see
         assert len(job.workers["w0"].events("step")) <= count + 1
         job.proxies[1].heal()
         job.fault(f"black hole {'+'.join(way.value for way in ways)}")
@@ -88,7 +88,7 @@ def test_a_shard_in_a_black_hole(
 
 
 def test_half_closed_connections(make_job: MakeJob) -> None:
-    with make_job("--mode=bsp", has_proxies=True) as job:
+    with make_job("--mode=bsp", has_proxies=True, lease_s=PATIENT_S) as job:
         job.start_workers("w0", "w1")
         job.wait_members("w0", "w1")
         for way in (UP, DOWN):
@@ -102,7 +102,7 @@ def test_half_closed_connections(make_job: MakeJob) -> None:
 @pytest.mark.parametrize("mode", ["bsp", pytest.param("ssp", marks=pytest.mark.repeat)])
 def test_a_slow_link_costs_nobody_its_place(mode: str, make_job: MakeJob) -> None:
     with (
-        make_job(*MODES[mode], has_proxies=True) as job,
+        make_job(*MODES[mode], has_proxies=True, lease_s=PATIENT_S) as job,
         FaultProxy(str(job.address)) as control,
     ):
         for proxy in (*job.proxies, control):

@@ -9,7 +9,7 @@ from psworker import SnapshotReader
 from psworker.errors import PsError
 from tests.doubles.children import wait_until
 from tests.fault.conftest import MakeJob
-from tests.fault.fault_job import FaultJob, members_of
+from tests.fault.fault_job import PATIENT_S, FaultJob, members_of
 from tests.fault.test_killed_workers import MODES
 
 
@@ -49,7 +49,7 @@ def test_a_coordinator_that_dies_at_each_moment_of_a_fence(
 ) -> None:
     """Each death is in the fence that a joiner asks for."""
     points = ("fence_prepared", "record_persisted", "record_announced")
-    with make_job(*MODES[mode]) as job:
+    with make_job(*MODES[mode], lease_s=PATIENT_S) as job:
         job.start_workers("w0")
         job.wait_members("w0")
         job.wait_steps("w0", 3)
@@ -125,7 +125,7 @@ def test_a_coordinator_that_dies_at_each_of_its_writes(make_job: MakeJob) -> Non
 def test_a_coordinator_that_dies_while_the_mode_changes(make_job: MakeJob) -> None:
     """Whoever asked is told that nobody answered, and asks again."""
     changes = (("fence_prepared", "ssp"), ("record_persisted", "asp"))
-    with make_job("--mode=bsp") as job:
+    with make_job("--mode=bsp", lease_s=PATIENT_S) as job:
         job.start_workers("w0", "w1", "w2")
         job.wait_members("w0", "w1", "w2")
         for point, mode in (*changes, ("record_announced", "bsp")):

@@ -90,7 +90,6 @@ class FailingJob(WholeJob):
                 self.replace(name, "-again")
 
 
-@pytest.mark.timeout(300)
 def test_a_shard_may_die_wherever_it_copies_writes_or_loads(
     nursery: Nursery, tmp_path: Path
 ) -> None:
@@ -109,7 +108,6 @@ def test_a_shard_may_die_wherever_it_copies_writes_or_loads(
         assert job.joined(3)["epoch"] < EPOCHS
 
 
-@pytest.mark.timeout(300)
 def test_the_coordinator_may_die_wherever_it_has_one_made(
     nursery: Nursery, tmp_path: Path
 ) -> None:
@@ -139,7 +137,6 @@ def test_the_coordinator_may_die_wherever_it_has_one_made(
 
 
 @pytest.mark.repeat
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("place", EVERYWHERE)
 def test_a_daemon_may_die_wherever_it_saves_and_others_live_on(
     place: str, nursery: Nursery, tmp_path: Path
@@ -159,7 +156,6 @@ def test_a_daemon_may_die_wherever_it_saves_and_others_live_on(
 
 
 @pytest.mark.repeat
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["shard-0", "shard-1", "coordinator", "w0", "w1"])
 def test_anybody_may_die_while_the_job_returns_to_a_checkpoint(
     name: str, nursery: Nursery, tmp_path: Path

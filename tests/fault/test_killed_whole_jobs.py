@@ -283,7 +283,6 @@ def counted(job: WholeJob, bases: Sequence[int]) -> list[Counter[int]]:
 
 
 @pytest.mark.parametrize("schedule", ["step", "epoch"])
-@pytest.mark.timeout(300)
 def test_a_job_killed_three_times_ends_as_if_nothing_had_happened(
     nursery: Nursery, tmp_path: Path, schedule: str
 ) -> None:
@@ -320,7 +319,6 @@ def test_a_job_killed_three_times_ends_as_if_nothing_had_happened(
         assert ends == expected
 
 
-@pytest.mark.timeout(300)
 def test_a_gan_goes_on_from_between_two_batches(
     nursery: Nursery, tmp_path: Path
 ) -> None:
@@ -344,7 +342,6 @@ def test_a_gan_goes_on_from_between_two_batches(
         assert ends == expected
 
 
-@pytest.mark.timeout(300)
 def test_what_a_script_has_registered_goes_on_with_it(
     nursery: Nursery, tmp_path: Path
 ) -> None:
@@ -371,7 +368,6 @@ def test_what_a_script_has_registered_goes_on_with_it(
 
 
 @pytest.mark.parametrize("is_state_lost", [False, True])
-@pytest.mark.timeout(300)
 def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(
     nursery: Nursery, tmp_path: Path, is_state_lost: bool
 ) -> None:
@@ -403,7 +399,6 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(
 
 
 @pytest.mark.parametrize("mode", ["asp", pytest.param("ssp", marks=pytest.mark.repeat)])
-@pytest.mark.timeout(300)
 def test_every_sample_is_seen_once_though_fast_workers_get_more(
     nursery: Nursery, tmp_path: Path, mode: str
 ) -> None:
@@ -430,7 +425,6 @@ def test_every_sample_is_seen_once_though_fast_workers_get_more(
         ("registered", CLOCKS_OF_EPOCH + 1, CLOCKS_OF_EPOCH + 3),
     ],
 )
-@pytest.mark.timeout(300)
 def test_a_job_whose_shard_is_killed_goes_on_in_the_same_processes(
     nursery: Nursery, tmp_path: Path, schedule: str, first: int, later: int
 ) -> None:
@@ -465,7 +459,6 @@ def test_a_job_whose_shard_is_killed_goes_on_in_the_same_processes(
         assert log.count("is over: of 48 positions 48 seen once") == over_count
 
 
-@pytest.mark.timeout(300)
 def test_a_job_whose_coordinators_state_is_damaged_is_formed_in_the_same_processes(
     nursery: Nursery, tmp_path: Path
 ) -> None:
@@ -515,7 +508,6 @@ def shard_of(local: Child, index: int) -> int | None:
     return None
 
 
-@pytest.mark.timeout(300)
 def test_local_starts_a_killed_shard_again(nursery: Nursery, tmp_path: Path) -> None:
     """Also one that is killed again as soon as it is there."""
     address = str(free_address())

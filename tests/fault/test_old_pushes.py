@@ -9,10 +9,14 @@ from pswire.reasons import ErrorReason
 from psworker.errors import PsError
 from psworker.optim.prepare import sort_objects
 from tests.fault.conftest import MakeJob
+from tests.fault.fault_job import PATIENT_S
 from tests.fault.forger import Forger
 from tests.fault.test_killed_workers import MODES
 from tests.fault.test_stopped_processes import wait_rejoined
 from tests.fault.training import SLOT_COUNT, make_model
+
+FORGING_MS = 10_000
+"""For which the worker whose pushes are forged makes none itself."""
 
 FORGED_SLOT = SLOT_COUNT - 1
 """Nobody else's: whatever is there at the end was applied by mistake."""
@@ -29,12 +33,13 @@ def refused(forger: Forger, sequence: int, clock: int) -> ErrorReason | None:
 )
 def test_pushes_of_another_time_change_nothing(mode: str, make_job: MakeJob) -> None:
     """All are whole pushes, complete and well formed, in the worker's own name."""
-    sort_objects(make_model())  # what it imports takes longer than a lease
-    with make_job(*MODES[mode], lease_s=4.0) as job:
+    sort_objects(make_model())  # what it imports takes longer than that
+    with make_job(*MODES[mode], lease_s=PATIENT_S) as job:
         job.start_worker("w0")
         job.wait_members("w0")
-        job.start_worker("w1", failpoint="worker.step=stop@6")
-        job.expect_stopped("w1")
+        # It keeps its place meanwhile: one that is stopped is soon taken out.
+        job.start_worker("w1", failpoint=f"worker.step=delay({FORGING_MS})@6")
+        job.wait_steps("w1", 5)
         (joined,) = job.workers["w1"].events("joined")
         status = job.status()
         base = joined["clock"]
@@ -48,6 +53,8 @@ def test_pushes_of_another_time_change_nothing(mode: str, make_job: MakeJob) -> 
             job.fault("push sent again with other bytes")
             assert refused(forger, 8, base + 8) is ErrorReason.SEQUENCE_GAP
             job.fault("push out of order")
+            job.workers["w1"].send(signal.SIGSTOP)
+            job.expect_stopped("w1")
             job.wait_gone("w1")
             job.wait_steps("w0", 2)  # so that shards have heard it, too
             for sequence in (6, 7):

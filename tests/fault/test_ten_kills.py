@@ -58,7 +58,6 @@ def step_count(job: WholeJob) -> int:
 
 
 @pytest.mark.repeat
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_job_ends_as_if_nothing_had_happened(
     seed: int, nursery: Nursery, tmp_path: Path, expected: list[dict[str, Any]]

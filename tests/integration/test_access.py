@@ -346,7 +346,6 @@ def test_tokens_are_rotated_and_revoked_while_a_job_trains(
     assert values == [1 - 0.125 * count for count in range(1, 5)]
 
 
-@pytest.mark.timeout(240)
 def test_a_job_of_processes_runs_with_tokens(tmp_path: Path, nursery: Nursery) -> None:
     """Daemons, a host group, and one that may not train."""
     tokens = JobTokens(tmp_path)

@@ -23,8 +23,6 @@ from tests.integration.attacked_job import (
 from tests.integration.forged_calls import assert_readable
 from tests.integration.hostile_table import CLOSED, ROWS
 
-pytestmark = pytest.mark.timeout(300)  # six processes start, on a machine that is busy
-
 GROWTH_MIB_MAX: Final = 48
 """Of each process, by one row and by all of them: what a row has needed is used again
 by the others."""

@@ -106,7 +106,6 @@ def test_a_large_model_is_saved_and_restored(nursery: Nursery, tmp_path: Path) -
 
 
 @pytest.mark.repeat
-@pytest.mark.timeout(280)
 def test_recovery_is_measured(nursery: Nursery, tmp_path: Path) -> None:
     done = nursery.run(
         *("-m", "psctl", "bench", "all", "--json", "--only", "recovery"),

@@ -325,7 +325,6 @@ def asked(
         return response.status, response.read().decode()
 
 
-@pytest.mark.timeout(200)
 def test_command_lines_train_with_certificates_and_tokens(
     chart: helm_python.Chart, nursery: Nursery, tmp_path: Path
 ) -> None:

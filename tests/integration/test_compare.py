@@ -35,7 +35,6 @@ def compare(nursery: Nursery, tmp_path: Path) -> Compare:
     return run
 
 
-@pytest.mark.timeout(180)
 def test_modes_train_and_are_measured(compare: Compare, tmp_path: Path) -> None:
     need("matplotlib", "pip install 'paramserver[plot]'")
     done = compare(
@@ -64,7 +63,6 @@ def test_modes_train_and_are_measured(compare: Compare, tmp_path: Path) -> None:
 
 
 @pytest.mark.repeat
-@pytest.mark.timeout(180)
 def test_workers_that_keep_no_pace_are_measured(
     compare: Compare, tmp_path: Path
 ) -> None:
@@ -80,7 +78,6 @@ def test_workers_that_keep_no_pace_are_measured(
 
 
 @pytest.mark.repeat
-@pytest.mark.timeout(180)
 def test_without_matplotlib_all_but_the_picture_is_there(
     compare: Compare, tmp_path: Path
 ) -> None:
@@ -107,7 +104,6 @@ def test_without_matplotlib_all_but_the_picture_is_there(
     assert float(run["staleness_max"]) > 0
 
 
-@pytest.mark.timeout(180)
 def test_strategies_train_on_a_link_and_are_measured(
     compare: Compare, tmp_path: Path
 ) -> None:

@@ -47,7 +47,6 @@ def wait_version(job: Job, above: int) -> int:
 @pytest.mark.parametrize(
     "mode", [Mode.BSP, pytest.param(Mode.SSP, marks=pytest.mark.repeat), Mode.ASP]
 )
-@pytest.mark.timeout(240)
 def test_no_step_needs_the_coordinator(tmp_path: Path, mode: Mode) -> None:
     enough = threading.Event()
     with Job(tmp_path, workers_min=2, mode=mode) as job:

@@ -95,7 +95,6 @@ def _figure(name: str, text: str) -> float:
     return float(found.group(1))
 
 
-@pytest.mark.timeout(240)
 def test_a_killed_worker_is_taken_out_and_the_accuracy_is_as_good(
     run: Run,
 ) -> None:
@@ -113,7 +112,6 @@ def test_a_killed_worker_is_taken_out_and_the_accuracy_is_as_good(
 
 
 @pytest.mark.repeat
-@pytest.mark.timeout(240)
 def test_training_goes_on_while_the_coordinator_starts_again(
     run: Run,
 ) -> None:
@@ -131,7 +129,6 @@ def test_training_goes_on_while_the_coordinator_starts_again(
 
 
 @pytest.mark.repeat
-@pytest.mark.timeout(240)
 def test_a_killed_shard_ends_the_job_and_says_so(tmp_path: Path, run: Run) -> None:
     done = run(*TWELVE_EPOCHS, "--workers", "1", "--kill", "shard-1@20")
     assert done.returncode == 69

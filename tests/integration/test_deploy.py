@@ -137,7 +137,6 @@ def wait_for_shards(address: str, count: int, daemons: Daemons) -> None:
     pytest.fail(f"the shards are not ready: {seen}\n{daemons.logs()}")
 
 
-@pytest.mark.timeout(150)
 def test_units_start_a_job_and_sigterm_ends_it(
     daemons: Daemons, tmp_path: Path
 ) -> None:
@@ -158,7 +157,6 @@ def test_units_start_a_job_and_sigterm_ends_it(
     assert codes == {"shard-0": 0, "shard-1": 0, "coordinator": 0}, daemons.logs()
 
 
-@pytest.mark.timeout(200)
 def test_compose_file_trains_the_example(nursery: Nursery, tmp_path: Path) -> None:
     services = read_compose(CHECKOUT / "deploy" / "compose.yaml")
     ports = dict(zip(("7070", "7071", "7072"), free_ports(3), strict=True))

@@ -71,7 +71,6 @@ def test_the_cells_of_the_notebook_train_a_worker(
 
 # The page in README.md trains them, and `tests/conformance` compares others alone.
 @pytest.mark.repeat
-@pytest.mark.timeout(240)
 def test_scripts_reach_the_same_accuracy_alone_and_as_two_workers(
     tmp_path: Path,
 ) -> None:

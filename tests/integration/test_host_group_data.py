@@ -116,7 +116,6 @@ def test_a_group_has_the_numbers_of_one_process_with_a_larger_batch(
     assert deviation(run[0][1], found) < 1e-5
 
 
-@pytest.mark.timeout(240)
 def test_the_command_line_starts_a_group_and_a_lost_process_again(
     tmp_path: Path, nursery: Nursery
 ) -> None:

@@ -70,7 +70,6 @@ def run_two_workers(folder: Path, script: str, *arguments: str) -> list[str]:
 
 
 @needs("lightning", "lightning")
-@pytest.mark.timeout(240)
 def test_lightning_trains_as_two_workers_as_it_does_alone(tmp_path: Path) -> None:
     options = ("--in-order", "--epochs", "4")
     alone = run_alone(
@@ -93,7 +92,6 @@ def test_lightning_trains_as_two_workers_as_it_does_alone(tmp_path: Path) -> Non
 
 
 @needs("transformers", "transformers")
-@pytest.mark.timeout(240)
 def test_transformers_train_as_two_workers_as_they_do_alone(tmp_path: Path) -> None:
     options = ("--in-order", "--epochs", "10")
     alone = run_alone(
@@ -111,7 +109,6 @@ def test_transformers_train_as_two_workers_as_they_do_alone(tmp_path: Path) -> N
 
 
 @needs("lightning", "lightning")
-@pytest.mark.timeout(240)
 def test_lightning_accumulates_and_refuses_what_a_worker_can_not_do(
     tmp_path: Path,
 ) -> None:
@@ -130,7 +127,6 @@ def test_lightning_accumulates_and_refuses_what_a_worker_can_not_do(
 
 
 @needs("lightning", "lightning")
-@pytest.mark.timeout(240)
 def test_lightning_steps_by_hand_with_several_optimizers(tmp_path: Path) -> None:
     with Job(tmp_path / "job", sockets=True) as job, Processes(tmp_path) as processes:
         start(processes, "w", job, "lightning_worker", "manual")
@@ -139,7 +135,6 @@ def test_lightning_steps_by_hand_with_several_optimizers(tmp_path: Path) -> None
 
 
 @needs("transformers", "transformers")
-@pytest.mark.timeout(240)
 def test_transformers_refuse_what_a_worker_can_not_do(tmp_path: Path) -> None:
     with (
         Job(tmp_path / "job", workers_min=2, sockets=True) as job,
@@ -169,7 +164,6 @@ def test_transformers_refuse_what_a_worker_can_not_do(tmp_path: Path) -> None:
 
 
 @needs("lightning", "lightning")
-@pytest.mark.timeout(240)
 def test_lightning_trains_in_bf16(tmp_path: Path) -> None:
     with Job(tmp_path / "job", sockets=True) as job, Processes(tmp_path) as processes:
         start(processes, "w", job, "lightning_worker", "bf16")
@@ -178,7 +172,6 @@ def test_lightning_trains_in_bf16(tmp_path: Path) -> None:
 
 
 @needs("transformers", "transformers")
-@pytest.mark.timeout(240)
 def test_transformers_train_in_bf16_and_log_the_clock(tmp_path: Path) -> None:
     with Job(tmp_path / "job", sockets=True) as job, Processes(tmp_path) as processes:
         start(processes, "w", job, "transformers_worker", "log", str(tmp_path / "out"))
@@ -192,7 +185,6 @@ def test_transformers_train_in_bf16_and_log_the_clock(tmp_path: Path) -> None:
 
 
 @needs("transformers", "transformers")
-@pytest.mark.timeout(240)
 def test_a_step_of_transformers_weighs_its_tokens_until_the_job_is_over(
     tmp_path: Path,
 ) -> None:
@@ -211,7 +203,6 @@ def test_a_step_of_transformers_weighs_its_tokens_until_the_job_is_over(
 
 
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
-@pytest.mark.timeout(240)
 def test_a_trainer_goes_on_where_the_job_does_after_all_were_killed(
     tmp_path: Path, library: str
 ) -> None:
@@ -244,7 +235,6 @@ def test_a_trainer_goes_on_where_the_job_does_after_all_were_killed(
 
 
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
-@pytest.mark.timeout(240)
 def test_what_a_trainer_saves_goes_on_with_a_job_and_without(
     tmp_path: Path, library: str
 ) -> None:

@@ -52,7 +52,6 @@ def _reports(job: Job) -> list[EpochReport]:
     return job.ask(lambda: [each.report for each in ledger.epochs()])
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_worker_processes_of_every_kind_load_beside_open_channels(
     tmp_path: Path, method: str
@@ -77,7 +76,6 @@ def test_worker_processes_of_every_kind_load_beside_open_channels(
         assert ps.clock == 12
 
 
-@pytest.mark.timeout(240)
 def test_a_killed_loading_process_is_an_error_and_the_next_epoch_has_a_new_one(
     tmp_path: Path,
 ) -> None:
@@ -130,7 +128,6 @@ for (inputs,) in loader:
 """
 
 
-@pytest.mark.timeout(240)
 def test_ranges_of_a_killed_worker_finish_elsewhere(
     nursery: Nursery, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-import pytest
 import torch
 from torch import nn
 
@@ -101,7 +100,6 @@ def in_one_process() -> list[torch.Tensor]:
     return values_of(model)
 
 
-@pytest.mark.timeout(240)
 def test_cut_pushes_are_applied_exactly_once(tmp_path: Path) -> None:
     print(f"seed {SEED}")
     values, cut_count = train(tmp_path / "cut", is_cut=True)

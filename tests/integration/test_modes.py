@@ -84,7 +84,10 @@ def test_in_ssp_nobody_is_further_ahead_than_the_bound(tmp_path: Path) -> None:
         assert job.step_counts(0) == {46}
 
 
-def test_a_wait_for_the_slowest_names_it_with_what_it_does(tmp_path: Path) -> None:
+def test_a_wait_for_the_slowest_names_it_with_what_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psserver.shard.rpc.parameter_service.WAITING_INTERVAL_MS", 200)
     with Job(tmp_path, workers_min=2, mode=Mode.SSP, staleness_bound=0) as job:
         with ThreadPoolExecutor(2) as pool:
             fast, slow = pool.map(

@@ -77,7 +77,6 @@ def test_a_worker_trains_inside_of_a_running_event_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("IPython") is None, reason="IPython is not installed")
-@pytest.mark.timeout(240)
 def test_cells_that_fail_or_run_again_say_what_becomes_of_the_worker(
     tmp_path: Path,
 ) -> None:

@@ -143,7 +143,6 @@ def test_what_torch_compile_returned_is_waited_for_at_its_call(job: Job) -> None
     assert losses == [0.0, -4008.0, -8016.0]
 
 
-@pytest.mark.timeout(240)
 def test_cut_calls_change_no_number(tmp_path: Path) -> None:
     print(f"seed {SEED}")
     drawn = random.Random(SEED)

@@ -27,7 +27,6 @@ SESSIONS = {"getting-started.md": 3, "data.md": 4, "formats.md": 5, "install.md"
 """Pages that a reader follows in a shell, with the least number of their blocks."""
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "block_count"),
     [

@@ -74,7 +74,6 @@ def on_plain_worker(job: Job, worker_id: str) -> list[torch.Tensor]:
     return values_of(model)
 
 
-@pytest.mark.timeout(240)
 def test_a_data_parallel_group_and_a_worker_have_the_numbers_of_one_process(
     tmp_path: Path, processes: Processes
 ) -> None:
@@ -105,7 +104,6 @@ def test_a_data_parallel_group_and_a_worker_have_the_numbers_of_one_process(
     assert measured <= 1e-6
 
 
-@pytest.mark.timeout(240)
 def test_what_ends_the_leader_is_an_error_in_all_processes(
     tmp_path: Path, processes: Processes
 ) -> None:
@@ -127,7 +125,6 @@ def test_what_ends_the_leader_is_an_error_in_all_processes(
             assert processes.code(f"rank-{rank}") == 0
 
 
-@pytest.mark.timeout(240)
 def test_without_a_wrapped_model_each_process_is_a_worker(
     tmp_path: Path, processes: Processes
 ) -> None:
@@ -149,7 +146,6 @@ def test_without_a_wrapped_model_each_process_is_a_worker(
             assert processes.code(f"rank-{rank}") == 0
 
 
-@pytest.mark.timeout(240)
 def test_what_a_group_can_not_do_is_refused_in_every_process(
     tmp_path: Path, processes: Processes
 ) -> None:

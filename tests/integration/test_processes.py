@@ -34,7 +34,6 @@ with psworker.connect(step_timeout_s=30, start_timeout_s=40) as ps:
 """
 
 
-@pytest.mark.timeout(240)
 def test_the_order_of_starting_is_free_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
     """Worker first, coordinator last: everybody waits, and says for whom."""
     coordinator = free_address()
@@ -75,7 +74,6 @@ def test_the_order_of_starting_is_free_and_sigterm_ends_cleanly(tmp_path: Path) 
         assert "Traceback" not in processes.logs()
 
 
-@pytest.mark.timeout(240)
 def test_a_killed_shard_ends_the_job_and_is_named(
     tmp_path: Path, nursery: Nursery
 ) -> None:
@@ -102,7 +100,6 @@ def test_a_killed_shard_ends_the_job_and_is_named(
         assert "Traceback" not in processes.logs()
 
 
-@pytest.mark.timeout(240)
 def test_a_shard_that_has_outlived_its_job_ends(
     tmp_path: Path, nursery: Nursery
 ) -> None:
@@ -139,7 +136,6 @@ def train_and_kill(ps: psworker.WorkerConnection, processes: Processes) -> None:
             processes.send("shard-1", signal.SIGKILL)
 
 
-@pytest.mark.timeout(240)
 def test_a_killed_worker_is_evicted_in_seconds_and_the_others_go_on(
     tmp_path: Path, nursery: Nursery
 ) -> None:
@@ -199,7 +195,6 @@ def test_a_port_in_use_is_told_without_a_traceback(
             assert "Traceback" not in text
 
 
-@pytest.mark.timeout(240)
 def test_a_local_job_that_is_stopped_has_not_failed(
     tmp_path: Path, nursery: Nursery
 ) -> None:

@@ -132,7 +132,6 @@ def test_the_change_that_the_readme_shows_is_that_of_the_examples() -> None:
     assert {line[2:].strip() for line in lines if line[0] == " "} <= set(before)
 
 
-@pytest.mark.timeout(300)
 def test_the_page_does_what_it_says(nursery: Nursery, tmp_path: Path) -> None:
     """The processes of its job start as a reader's do, those of the demo are forked."""
     with (

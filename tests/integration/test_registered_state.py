@@ -97,7 +97,6 @@ def save(job: Job) -> CommittedCheckpoint:
 
 
 @pytest.mark.parametrize("mode", [Mode.BSP, Mode.ASP])
-@pytest.mark.timeout(240)
 def test_a_checkpoint_has_the_state_as_of_its_cut(tmp_path: Path, mode: Mode) -> None:
     with job_in(tmp_path, workers_min=2, mode=mode, checkpoint_keep_count=50) as job:
         counts = {name: Counts() for name in "ab"}
@@ -123,7 +122,6 @@ def test_a_checkpoint_has_the_state_as_of_its_cut(tmp_path: Path, mode: Mode) ->
                 assert len(found["ends"]) == over
 
 
-@pytest.mark.timeout(120)
 def test_the_last_checkpoint_of_a_job_has_the_state_of_its_end(tmp_path: Path) -> None:
     with job_in(tmp_path, workers_min=1) as job:
         counts = Counts()
@@ -140,7 +138,6 @@ def test_the_last_checkpoint_of_a_job_has_the_state_of_its_end(tmp_path: Path) -
     assert exported["registered"] == {"counts": expected}
 
 
-@pytest.mark.timeout(120)
 def test_a_script_that_does_not_go_on_leaves_a_checkpoint_without(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,7 +165,6 @@ def test_a_script_that_does_not_go_on_leaves_a_checkpoint_without(
     assert f"checkpoint {without.name} is without what a" in caplog.text
 
 
-@pytest.mark.timeout(120)
 def test_a_coordinator_that_is_started_again_asks_too(tmp_path: Path) -> None:
     with job_in(tmp_path, workers_min=1) as job:
         worker = Worker.of(job, "a")
@@ -212,7 +208,6 @@ def crew_waits(job: Job) -> bool:
     return job.run(job.coordinator.changes.wait_until(waits, 30))
 
 
-@pytest.mark.timeout(240)
 def test_every_worker_loads_what_the_one_that_led_has_stored(tmp_path: Path) -> None:
     """Before prepare and after it; also one that joins when the job has trained on."""
     with job_in(tmp_path, workers_min=1) as job:

@@ -408,7 +408,6 @@ ps.close()
 """
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "given", [(), pytest.param(("--worker-id", "w0"), marks=pytest.mark.repeat)]
 )
@@ -445,7 +444,6 @@ def test_a_process_that_is_started_again_takes_its_own_place(
         assert processes.code("w0") == 0
 
 
-@pytest.mark.timeout(240)
 def test_a_process_that_stood_still_for_longer_than_the_lease_goes_on(
     tmp_path: Path, nursery: Nursery
 ) -> None:

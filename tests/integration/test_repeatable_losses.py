@@ -6,8 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from pswire.exit_codes import ExitCode
 from psworker import SnapshotReader
 from tests.doubles.children import Nursery
@@ -46,7 +44,6 @@ KILLS: Final = {
 NO_KILLS: Final[dict[str, tuple[str, ...]]] = {"w0": (), "w1": ()}
 
 
-@pytest.mark.timeout(240)
 def test_a_run_with_five_kills_ends_in_the_same_bits(
     nursery: Nursery, tmp_path: Path
 ) -> None:

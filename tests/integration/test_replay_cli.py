@@ -5,7 +5,6 @@ import signal
 from pathlib import Path
 from typing import Final
 
-import pytest
 from safetensors.torch import load_file
 
 from pswire.exit_codes import ExitCode
@@ -34,7 +33,6 @@ def psctl(processes: Processes, *arguments: str) -> tuple[int, str]:
     return code, "\n".join(processes.lines("psctl"))
 
 
-@pytest.mark.timeout(240)
 def test_a_shard_that_was_killed_is_replayed_to_what_it_had_applied(
     tmp_path: Path, nursery: Nursery
 ) -> None:

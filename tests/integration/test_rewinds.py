@@ -101,7 +101,6 @@ def train(
     ("by", "saved_at", "lost_at"),
     [("batch", 7, 9), ("epoch", STEPS_OF_EPOCH, 12)],
 )
-@pytest.mark.timeout(120)
 def test_a_job_that_loses_a_shard_ends_as_if_it_had_not(
     tmp_path: Path, by: str, saved_at: int, lost_at: int
 ) -> None:
@@ -169,7 +168,6 @@ def train_gan(
         return digest(maker.state_dict()) + digest(critic.state_dict()), ps.clock
 
 
-@pytest.mark.timeout(120)
 def test_what_is_left_of_a_batch_is_void_where_a_script_steps_twice_on_it(
     tmp_path: Path,
 ) -> None:
@@ -198,7 +196,6 @@ def test_what_is_left_of_a_batch_is_void_where_a_script_steps_twice_on_it(
     assert {clock for _, clock in found.values()} == {2 * EPOCHS * STEPS_OF_EPOCH}
 
 
-@pytest.mark.timeout(120)
 def test_processes_that_push_as_one_train_what_is_left_of_the_epoch_returned_to(
     tmp_path: Path,
 ) -> None:
@@ -267,7 +264,6 @@ def train_locally(
         return digest(model.state_dict()), optimizer.param_groups[0]["lr"], ps.clock
 
 
-@pytest.mark.timeout(120)
 def test_rounds_of_local_steps_go_on_from_the_checkpoint(tmp_path: Path) -> None:
     """With an inner optimizer without state the end is that of a job without a loss."""
     with job_in(tmp_path / "one", job_seed=5) as job:

@@ -473,7 +473,6 @@ def wait_gone(names: set[str]) -> None:
     wait_until(lambda: not names & set(os.listdir("/dev/shm")), f"the end of {names}")
 
 
-@pytest.mark.timeout(240)
 def test_nothing_is_left_of_processes_that_are_killed(
     tmp_path: Path, nursery: Nursery
 ) -> None:

@@ -87,7 +87,6 @@ def two_workers(
     ],
     ids=["stopped", "killed", "stopped with TLS", "killed with TLS"],
 )
-@pytest.mark.timeout(240)
 def test_a_lost_worker_is_taken_out(
     nursery: Nursery,
     tmp_path: Path,
@@ -122,7 +121,6 @@ def test_a_lost_worker_is_taken_out(
 # In `test_worker_lifecycle.py` another worker moves all the bytes it can meanwhile.
 @pytest.mark.repeat
 @pytest.mark.parametrize("has_tls", [False, True])
-@pytest.mark.timeout(240)
 def test_a_worker_that_keeps_its_interpreter_busy_keeps_its_place(
     nursery: Nursery, tmp_path: Path, has_tls: bool
 ) -> None:

@@ -53,7 +53,6 @@ class Worker:
             self.clock = ps.clock
 
 
-@pytest.mark.timeout(240)
 def test_steps_are_held_after_a_lease_and_go_on(
     nursery: Nursery, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

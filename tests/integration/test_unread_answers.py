@@ -136,7 +136,6 @@ def requests_of(coordinator: str, values: tuple[float, ...]) -> dict[str, bytes]
     }
 
 
-@pytest.mark.timeout(240)
 def test_an_answer_that_is_not_read_costs_8_mib(target: Target) -> None:
     for method in ("PullSnapshot", "Pull"):
         # The first one also makes the process grow once: by threads, by buffers that

@@ -61,7 +61,6 @@ WAYS: Final[dict[str, Callable[[], psworker.Strategy]]] = {
 
 
 @pytest.mark.repeat
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS)
 def test_averages_of_models_are_as_good_as_steps_in_step(
     way: str, tmp_path: Path
@@ -101,7 +100,6 @@ def federated(folder: Path, *arguments: str) -> float:
 
 
 @pytest.mark.repeat
-@pytest.mark.timeout(300)
 def test_federated_averaging_learns_as_its_paper_has_it(tmp_path: Path) -> None:
     """More local epochs need fewer rounds, and data that differs more of them."""
     alike = federated(tmp_path / "alike", "--concentration=0")

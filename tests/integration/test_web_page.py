@@ -39,7 +39,6 @@ from playwright.sync_api import (  # noqa: E402
 from tests.doubles.served_page import ServedPage, chromium  # noqa: E402
 
 # Of the first one: Chromium may have to be installed.
-pytestmark = pytest.mark.timeout(300)
 
 LIMIT_MS: Final = 60_000
 """Longest wait for anything that the page shows."""

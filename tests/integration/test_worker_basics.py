@@ -244,7 +244,10 @@ def test_a_second_worker_with_another_model_is_told_the_difference(
             other.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def test_a_wait_for_another_worker_is_ended_with_its_name(tmp_path: Path) -> None:
+def test_a_wait_for_another_worker_is_ended_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psserver.shard.rpc.parameter_service.WAITING_INTERVAL_MS", 200)
     barrier = threading.Barrier(2)
 
     def work(worker: int) -> str:

@@ -439,7 +439,6 @@ ps.close()
 """
 
 
-@pytest.mark.timeout(240)
 def test_a_step_that_holds_the_interpreter_keeps_its_place_under_bulk_traffic(
     tmp_path: Path,
 ) -> None:
