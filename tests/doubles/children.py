@@ -132,9 +132,13 @@ class Nursery:
         )
         self._reader = threading.Thread(target=self._read, name="nursery")
         self._reader.start()
-        assert self._started.get(timeout=IMPORT_TIMEOUT_S)["event"] == "ready"
 
     def __enter__(self) -> Self:
+        try:
+            assert self._started.get(timeout=IMPORT_TIMEOUT_S)["event"] == "ready"
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -145,8 +149,11 @@ class Nursery:
             self._process.stdin.close()
             self._process.wait(WAIT_TIMEOUT_S)
         finally:
-            self._process.kill()  # else the thread below keeps all from ending
-            self._reader.join()
+            self._end()
+
+    def _end(self) -> None:
+        self._process.kill()  # else the thread below keeps all from ending
+        self._reader.join()
 
     def start(
         self,

@@ -122,11 +122,12 @@ def test_the_parts_of_a_script_that_a_page_shows_run(
     examples = list(page.examples())
     assert examples
     with ExitStack() as opened:
-        if name in ("privacy.md", "strategies.md"):  # which connect to a job
-            job = opened.enter_context(Job(tmp_path))
-            monkeypatch.setenv("PS_COORDINATOR", job.address)
-        else:
+        connects = name in ("privacy.md", "strategies.md")  # each time to a new job
+        if not connects:
             given["ps"] = opened.enter_context(psworker.connect())
         page.namespace.update(given)
-        for example in examples:
+        for number, example in enumerate(examples):
+            if connects and "psworker.connect(" in example.parsed:
+                job = opened.enter_context(Job(tmp_path / str(number)))
+                monkeypatch.setenv("PS_COORDINATOR", job.address)
             example.evaluate()
