@@ -80,6 +80,10 @@ GRADIENT_NORM_MAX: Final = 1e18
 """Largest L2 norm of a gradient that counts as finite. Its square still fits a
 float32, so a norm accumulated in float32 can't mistake a large one for infinite."""
 
+PUSH_WEIGHT_MAX: Final = 1e18
+"""Largest weight of a push: more samples than there are. Those of a million workers add
+up to a finite number, also in float32."""
+
 SCHEDULER_COUNT_MAX: Final = 256
 """Most schedulers of one optimizer. Shards send late workers where each is."""
 

@@ -18,6 +18,7 @@ from pswire.limits import (
     CHUNK_ELEMENTS_MAX,
     GRADIENT_NORM_MAX,
     MESSAGE_BYTES_MAX,
+    PUSH_WEIGHT_MAX,
 )
 from pswire.optimizers import SUPPORTED, SparseGradients
 from pswire.schema import OptimizerSpec
@@ -187,10 +188,10 @@ def check_weight(weight: float | None) -> None:
     Raises:
         ConfigurationError: It is no number of samples.
     """
-    if weight is not None and not (math.isfinite(weight) and weight >= 0):
+    if weight is not None and not 0 <= weight <= PUSH_WEIGHT_MAX:
         raise ConfigurationError(
-            f"weight={weight} is not a number of samples: it must be finite and at "
-            "least 0"
+            f"weight={weight} is not a number of samples: give one from 0 to "
+            f"{PUSH_WEIGHT_MAX:g}"
         )
 
 

@@ -25,7 +25,7 @@ from pswire.frames import (
     decode_chunk,
     split_fields,
 )
-from pswire.limits import GRADIENT_NORM_MAX, SCHEDULER_COUNT_MAX
+from pswire.limits import GRADIENT_NORM_MAX, PUSH_WEIGHT_MAX, SCHEDULER_COUNT_MAX
 from pswire.membership import ClockChoice, WorkerKey
 from pswire.membership_codec import read_choice, read_ranges
 from pswire.reasons import ErrorReason, Refusal
@@ -286,10 +286,11 @@ def read_trailer(
             `OPTIMIZER_MISMATCH`.
     """
     model = host.model
-    if not (math.isfinite(trailer.weight) and trailer.weight >= 0):
+    if not 0 <= trailer.weight <= PUSH_WEIGHT_MAX:
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
-            f"weight {trailer.weight} is not finite and at least 0",
+            f"weight {trailer.weight} is not in 0 to {PUSH_WEIGHT_MAX:g}: push with "
+            "the number of samples behind the gradient",
         )
     if not 0 <= trailer.gradient_norm <= GRADIENT_NORM_MAX:
         raise Refusal(
