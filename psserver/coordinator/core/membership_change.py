@@ -1,7 +1,8 @@
 """Who joins, leaves and is evicted with the next record.
 
 A lost worker stays a member, so that no clock closes without it, until a fence may take
-it out: with `CONTINUE` as soon as those left are at least the floor, with `WAIT` only
+it out: with `CONTINUE` as soon as those left are at least the floor, in mode quorum a
+quorum, with `WAIT` only
 together with a replacement under the same worker id.
 """
 
@@ -122,6 +123,18 @@ def has_resumed(record: Record, reports: Collection[FenceReport]) -> bool:
 
 def floor_of(record: Record, settings: JobSettings, *, is_resumed: bool) -> int:
     """Members below which no lost one is evicted.
+
+    In mode quorum a lost one keeps no clock open where those left are a quorum: it is
+    evicted, so that its data goes to them. Where they are fewer the job waits anyway.
+    """
+    floor = _kept_floor(record, settings, is_resumed=is_resumed)
+    if record.mode.rules.has_quorum and not settings.aggregation.is_robust:
+        return min(floor, record.quorum)
+    return floor
+
+
+def _kept_floor(record: Record, settings: JobSettings, *, is_resumed: bool) -> int:
+    """The same whatever the mode, which may change.
 
     A coordinator that is started again with a lower `workers_min` goes on below the
     floor that was written.
@@ -374,7 +387,7 @@ def _floor_after(
     if previous.finished_step_count >= 0:
         if not has_resumed(previous, fence.reports.values()):
             return 0
-        floor = floor_of(previous, settings, is_resumed=True)
+        floor = _kept_floor(previous, settings, is_resumed=True)
     leave_count = sum(not end.evicted for end in departures)
     if leave_count:
         floor = min(floor, len(previous.members) - leave_count)

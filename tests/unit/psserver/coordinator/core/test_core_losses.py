@@ -77,6 +77,23 @@ def test_below_the_floor_it_stays_a_member_and_the_job_says_for_whom_it_waits() 
     )
 
 
+@pytest.mark.parametrize(("quorum", "is_evicted"), [(2, True), (3, False), (9, False)])
+def test_in_mode_quorum_a_lost_one_is_evicted_where_a_quorum_is_left(
+    quorum: int, is_evicted: bool
+) -> None:
+    """It keeps no clock open there, and the others train what it had."""
+    settings = replace(SETTINGS, workers_min=3, mode=Mode.QUORUM, quorum=quorum)
+    job = DrivenCoordinator.running("a", "b", "c", settings=settings)
+    entry = lose(job, "b")
+    if is_evicted:
+        job.report_all(applied=3)
+    assert (state_of(entry) is WorkerState.EVICTED) is is_evicted
+    assert ("the job wants 3" in job.core.waiting_for()) is not is_evicted
+    # For another mode the floor is what it was.
+    assert job.core.record is not None
+    assert job.core.record.workers_floor == 3
+
+
 def test_a_job_whose_last_member_is_lost_waits_and_is_not_finished() -> None:
     job = running("a")
     entry = lose(job, "a")
