@@ -1,5 +1,7 @@
 """Processes of one host that push as one worker: numbers, bytes, refusals."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,10 @@ import psworker.data
 from pswire.activity import Activity
 from pswire.membership import Mode
 from pswire.security.tokens import new_token
+from psworker.backends.host.group_pushes import GroupPushes
 from psworker.connection import Connection
 from psworker.errors import ConfigurationError, PsError, UnsupportedError
+from psworker.optim.push_result import PushResult
 from tests.doubles.children import Nursery
 from tests.integration.host_processes import connect, run_group
 from tests.integration.job import Job, deviation
@@ -117,13 +121,13 @@ def test_a_group_and_a_worker_are_two_workers(
         return float(model.weight.detach().sum()), ps.worker_count
 
     with Job(tmp_path, shard_count=2, workers_min=2) as job:
-        with psworker.connect(job.address, "alone") as ps:
-            from concurrent.futures import ThreadPoolExecutor
-
-            with ThreadPoolExecutor(1) as pool:
-                group = pool.submit(run_group, job, 2, steps)
-                mine, count = steps(ps, 2)
-                found = group.result()
+        with (
+            psworker.connect(job.address, "alone") as ps,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            group = pool.submit(run_group, job, 2, steps)
+            mine, count = steps(ps, 2)
+            found = group.result()
         assert count == 2
         # (1 + 2 + 3) / 3 a step and weight, or 1 + 2 + 3.
         assert [value for value, _ in found] == pytest.approx([end, end])
@@ -293,6 +297,55 @@ def test_a_group_takes_part_in_other_modes(mode: str, tmp_path: Path) -> None:
         options["staleness_bound"] = 1
     with Job(tmp_path, shard_count=2, **options) as job:
         assert run_group(job, 3, script) == [(8.0, mode)] * 3
+
+
+def test_a_late_push_of_a_group_counts_once_in_a_later_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its leader is lost once the shards have it, and another goes on."""
+    are_here, is_late = threading.Barrier(3), threading.Event()
+    push = GroupPushes.push
+
+    def lost(pushes: GroupPushes, *args: Any, **options: Any) -> PushResult:  # noqa: ANN401
+        before = pushes.sequence_acknowledged
+        result = push(pushes, *args, **options)
+        assert (before, result.clock) == (0, 6)
+        monkeypatch.setattr(GroupPushes, "push", push)
+        pushes._session.core.sequence = before  # all that the next leader knows
+        raise psworker.StepTimeoutError("the leader is lost")
+
+    monkeypatch.setattr(GroupPushes, "push", lost)
+
+    def prepared(ps: Connection) -> tuple[nn.Linear, torch.optim.Optimizer]:
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=1))
+        are_here.wait(60)
+        return model, optimizer
+
+    def script(ps: Connection, index: int) -> list[float]:
+        model, optimizer = prepared(ps)
+        assert is_late.wait(60)
+        values = []
+        for step in range(2):
+            model.weight.grad = torch.full((1, 1), -float(index + 1))
+            if not step:
+                with pytest.raises(psworker.StepTimeoutError, match="leader is lost"):
+                    optimizer.step()
+            optimizer.step()
+            values.append(float(model.weight.detach()))
+        return values
+
+    quorum: dict[str, Any] = {"mode": Mode.QUORUM, "quorum": 1}
+    with Job(tmp_path, workers_min=2, **quorum) as job, ThreadPoolExecutor(1) as pool:
+        group = pool.submit(run_group, job, 2, script)
+        with psworker.connect(job.address, "alone") as ps:
+            model, optimizer = prepared(ps)
+            for _ in range(5):
+                model.weight.grad = torch.full((1, 1), -10.0)
+                optimizer.step()
+            is_late.set()
+            assert group.result(60) == [[51.5, 53.0]] * 2
 
 
 def test_a_float16_gradient_with_a_loss_scale_is_refused(tmp_path: Path) -> None:

@@ -136,6 +136,10 @@ class GroupPushes(MemberPushes):
             return self._settle_lost(contents, seal.place)
         exchange.asks_first = is_repeat
         result = self._finish(exchange, self._store)
+        if is_repeat and exchange.replies:
+            # The leader before may have sent it for a later clock than its own.
+            closed = min(reply.closed_sequence for reply in exchange.replies)
+            self._session.core.acknowledge(closed)
         self._session.work.note_step(contents.trailer.weight)
         return result
 

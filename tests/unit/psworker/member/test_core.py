@@ -266,6 +266,15 @@ def test_after_a_push_that_was_dropped_it_goes_on_after_the_closed_clocks() -> N
     assert core.next_push().sequence == 5
 
 
+def test_where_some_shards_have_closed_a_later_clock_with_it_it_ends_there() -> None:
+    """As the leader of a host group before has sent it: it must not be sent twice."""
+    core = joined()
+    counted = reply(Outcome.DUPLICATE, closed_sequence=6)
+    about_to = reply(Outcome.DROPPED, closed_sequence=5)
+
+    assert core.conclude(1, [counted, about_to]) == Missed(1, 5)
+
+
 def test_clocks_are_not_counted_by_a_record_older_than_that_of_the_shards() -> None:
     """The clock of a push depends on it: a change of the mode counts anew."""
     core = joined()
