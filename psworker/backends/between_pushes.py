@@ -1,7 +1,9 @@
 """What a worker that takes local steps asks of what trains it, between two pushes."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from pswire.leased_data import DataRange
 from psworker.data.pending import PendingData
 from psworker.member.session import Session
 from psworker.steps.stepper import Stepper
@@ -70,6 +72,10 @@ class BetweenPushes(Protocol):
 
     def take_drawn(self, optimizer: str) -> DrawnData:
         """The data behind a step that an optimizer has just taken."""
+        ...
+
+    def drop(self, ranges: Iterable[DataRange]) -> None:
+        """What was trained on this data is not pushed any more."""
         ...
 
     def note_wait(self, clock: int, wait_s: float) -> None:
@@ -147,8 +153,12 @@ class JobBetweenPushes:
         """That of a step which changed nothing is dropped, as far as it is its own."""
         drawn = self._pending.take(optimizer)
         if drawn.is_of_lost:
-            self._pending.unreported.note(drawn.ranges, is_dropped=True)
+            self.drop(drawn.ranges)
         return drawn
+
+    def drop(self, ranges: Iterable[DataRange]) -> None:
+        """It counts as dropped in the report of the epoch."""
+        self._pending.unreported.note(ranges, is_dropped=True)
 
     def note_wait(self, clock: int, wait_s: float) -> None:
         """Writes it into the worker's history."""

@@ -267,6 +267,9 @@ class StepCount:
         """The data behind a step, which counts as seen from now on."""
         return self.draws.note_step(optimizer)
 
+    def drop(self, ranges: object) -> None:
+        """Never called: no push is missed."""
+
     def note_wait(self, clock: int, wait_s: float) -> None:
         """Does nothing: there is no history."""
 

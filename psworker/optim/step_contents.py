@@ -40,6 +40,7 @@ class RoundPush:
         is_beside: Whether it is made beside the script, which takes further steps.
         slack_ms: How long the script can go on without the answer; None if it is not
             said. Mode quorum holds no clock open for longer.
+        is_last: Whether there is no data for another one. Mode quorum waits for it.
     """
 
     drawn: DrawnData
@@ -47,6 +48,7 @@ class RoundPush:
     rejoin_count: int
     is_beside: bool = False
     slack_ms: int | None = None
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -527,6 +527,7 @@ class MemberPushes:
             loads_state=wanted.load is not None,
             scheduler_steps=wanted.scheduler_steps,
             slack_ms=None if of_round is None else of_round.slack_ms,
+            is_last=of_round is not None and of_round.is_last,
         )
         return StepContents(
             optimizer=wanted.spec.name,

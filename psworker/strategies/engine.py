@@ -28,7 +28,7 @@ from psworker.optim.published import Published
 from psworker.optim.wrappers import data_parallel_in
 from psworker.strategies.anchors import Anchors
 from psworker.strategies.inner_state import InnerStates
-from psworker.strategies.outer_steps import OuterSteps
+from psworker.strategies.outer_steps import LATE_TEXT, OuterSteps
 from psworker.strategies.rounds import Progress
 from psworker.strategies.strategy import (
     Strategy,
@@ -131,11 +131,20 @@ class Engine:
         self._outer_steps.start_over()
 
     def end_round(self) -> None:
-        """There is no more data for now: pushes what was trained, whoever waits."""
-        self._outer_steps.has_data = False
-        self._outer_steps.finish()
-        while not self._rounds.is_clean:
-            self._outer_steps.push(is_beside=False)
+        """There is no more data for now: pushes what was trained, whoever waits.
+
+        What came too late all the same is given up: its data counts as dropped.
+        """
+        if not self._outer_steps.push_rest():
+            step_count, ranges = self._outer_steps.give_up()
+            logger.warning(
+                "the last %d local steps of worker %s count for nothing, and their "
+                "data, %d samples or batches, counts as dropped: %s",
+                step_count,
+                self._backend.place.worker_id,
+                sum(each.stop - each.start for each in ranges),
+                LATE_TEXT,
+            )
         self._show()
 
     def contribute(self, push_nothing: Callable[[], None]) -> None:
@@ -184,16 +193,21 @@ class Engine:
         if self._is_closed or self._backend.is_out:
             return
         self._is_closed = True
+        problem: PsError | str = ""
         try:
-            self.end_round()
+            if not self._outer_steps.push_rest():
+                problem = LATE_TEXT
         except PsError as error:
             # The script is done, and an error now would hide that.
+            problem = error
+        self._show()
+        if problem:
             logger.warning(
                 "the last %d local steps of worker %s could not be pushed, and count "
                 "for nothing; their data goes to the other workers: %s",
                 self._rounds.unsent_step_count,
                 self._backend.place.worker_id,
-                error,
+                problem,
             )
 
     def end(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from pswire.activity import Activity
+from pswire.leased_data import DataRange
 from pswire.membership import Mode
 from psworker.backends.backend import Backend
 from psworker.errors import StepTimeoutError
@@ -26,6 +27,18 @@ from psworker.strategies.strategy import Strategy, Turn, mode_problem
 from psworker.transport.values import DrawnData
 
 logger: Final = logging.getLogger("psworker")
+
+
+LAST_MISSED_COUNT_MAX: Final = 3
+"""Times that a worker without further data pushes a fragment in vain. After the first
+one mode quorum has waited for it: the others would be late for the same reason."""
+
+LATE_TEXT: Final = (
+    f"{LAST_MISSED_COUNT_MAX} times the job closed its clock before the push was "
+    "there, though it waits for a last one; the link of this worker is too slow for "
+    "the job: send fewer bytes (compression, fragments), or push less often (more "
+    "local steps)"
+)
 
 
 class OuterSteps:
@@ -176,6 +189,33 @@ class OuterSteps:
         if not is_beside:
             self.finish()
 
+    def push_rest(self) -> bool:
+        """Pushes what was trained, of a worker without further data.
+
+        Mode quorum waits for such pushes, within a limit.
+
+        Returns:
+            Whether all of it has counted.
+        """
+        self.has_data = False
+        self.finish()
+        missed_count = 0
+        while not self.rounds.is_clean and missed_count < LAST_MISSED_COUNT_MAX:
+            self.push(is_beside=False)
+            missed_count = missed_count + 1 if self.rounds.was_missed else 0
+        return self.rounds.is_clean
+
+    def give_up(self) -> tuple[int, tuple[DataRange, ...]]:
+        """Goes on from the job's values; what was trained and not pushed is lost.
+
+        Returns:
+            The local steps, and their data, which counts as dropped.
+        """
+        lost = self.rounds.unsent_step_count, self.rounds.give_up()
+        self._worker.drop(lost[1])
+        self._anchors.start_over()
+        return lost
+
     def push_nothing(self, push: Callable[[], None] | None = None) -> None:
         """Takes what the others have done in a clock, without a part in it.
 
@@ -259,6 +299,7 @@ class OuterSteps:
             rejoin_count=self._rejoin_count,
             is_beside=is_beside,
             slack_ms=round(1000 * slack_s) if is_beside else None,
+            is_last=not self.has_data,
         )
         optimizer, weight = self._optimizers[sent.fragment], self._weight
 

@@ -286,6 +286,15 @@ class Rounds:
         self._sent_held_count = 0
         self._held = _joined(self._held)
 
+    def give_up(self) -> tuple[DataRange, ...]:
+        """What no push which counted was of is done with; its data."""
+        assert self.sent is None, "what is under way may count"
+        ranges = self.held_ranges
+        self._behind = [LocalWork()] * self.fragment_count
+        self._held = []
+        self.was_missed = False
+        return ranges
+
     @property
     def is_settled(self) -> bool:
         """Whether there is something to take: the answer to a push that counted."""

@@ -119,6 +119,7 @@ def trailer_bytes(trailer: values.PushTrailer, chunk_bitmap: bytes) -> bytes:
         publishes=trailer.publishes,
         continues_batch=trailer.continues_batch,
         slack_ms=trailer.slack_ms,
+        is_last=trailer.is_last,
     ).SerializeToString()
 
 

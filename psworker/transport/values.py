@@ -184,6 +184,8 @@ class PushTrailer:
         continues_batch: Whether it is a further step on the batch of the push before.
         slack_ms: How long the worker can go on without the answer, as mode quorum wants
             to know; None for as long as it takes.
+        is_last: Whether there is no data for another one, so that mode quorum waits
+            for it.
     """
 
     weight: float
@@ -200,6 +202,7 @@ class PushTrailer:
     publishes: bool = False
     continues_batch: bool = False
     slack_ms: int | None = None
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from psserver.shard.core.clock_commits import proof_of_choice
 from psserver.shard.core.push import PushId, StagedChunk, Trailer
 from pswire.job_terms import JobTerms
 from pswire.membership import (
@@ -81,6 +82,12 @@ def departure(
 def choice(clock: int, *names: str) -> ClockChoice:
     """A clock with those whose pushes it consists of."""
     return ClockChoice(clock, tuple(map(key, names)))
+
+
+def chosen_by_first(clock: int, *names: str) -> ClockChoice:
+    """The same as shard 0 has chosen it, in a job without a key."""
+    found = choice(clock, *names)
+    return found._replace(proof=proof_of_choice(b"", found))
 
 
 def record(

@@ -517,9 +517,10 @@ class DrivenWorker:
         push = PushId(self.key, place.sequence)
         continues_batch = not is_empty and self._continues_batch()
         ranges = () if is_empty or continues_batch else self.network.draw(self)
-        slack_ms = None
+        slack_ms, is_last = None, False
         if self.core.has_quorum:
             slack_ms = rng.choice((None, 0, 10, 200))
+            is_last = rng.random() < 0.1
         trailers = {
             shard_index: Trailer(
                 optimizer="optimizer",
@@ -538,6 +539,7 @@ class DrivenWorker:
                 value_entries=frozenset({0} if publishes else ()),
                 publishes=publishes,
                 slack_ms=slack_ms,
+                is_last=is_last,
                 continues_batch=continues_batch,
             )
             for shard_index, chunk_indexes in enumerate(self.network.chunks_by_shard)

@@ -29,12 +29,12 @@ from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import FenceKind, Member, Mode, Record
-from pswire.membership_codec import identity_message
+from pswire.membership_codec import choice_message, identity_message
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
 from pswire.shared_memory.segments import SharedRun
 from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
-from pswire.v1 import membership_pb2, parameter_service_pb2, push_pb2, schema_pb2
-from tests.doubles.core_values import key, sgd
+from pswire.v1 import parameter_service_pb2, push_pb2, schema_pb2
+from tests.doubles.core_values import chosen_by_first, key, sgd
 
 if TYPE_CHECKING:
     from psserver.edge.guard import Context
@@ -199,9 +199,8 @@ class ServedShard:
         return OpenPull(self, self.request("Pull", name, clock=clock))
 
     async def commit(self, name: str, clock: int, contributors: Sequence[str]) -> bool:
-        workers = [identity_message(key(each)) for each in contributors]
-        choice = membership_pb2.ClockChoice(clock=clock, workers=workers)
-        request = self.request("Commit", name, choice=choice)
+        named = choice_message(chosen_by_first(clock, *contributors))
+        request = self.request("Commit", name, choice=named)
         return (await self.service.commit(request, NO_CONTEXT)).committed
 
     async def ready(self, name: str, sequence: int) -> list[str]:

@@ -217,13 +217,23 @@ class SimulatedShard:
         record = self.core.clocks.record
         return record is not None and record.generation >= generation
 
-    def begin(self, call: Call, clock: int, generation: int, lowest: int) -> bool:
+    def begin(
+        self,
+        call: Call,
+        clock: int,
+        generation: int,
+        lowest: int,
+        *,
+        is_last: bool = False,
+    ) -> bool:
         """The first message of a call; False holds it until the record is here."""
         if not self.knows(generation):
             return False
         try:
             now_ms = self.surroundings.now_ms
-            self.core.open_push(call.push, clock, now_ms, generation=generation)
+            self.core.open_push(
+                call.push, clock, now_ms, generation=generation, is_last=is_last
+            )
             self.core.acknowledge(call.push.worker, lowest)
             reply = self.core.reply_to(call.push)
         except Refusal as refusal:

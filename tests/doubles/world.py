@@ -667,7 +667,8 @@ class World:
             self.links.send(source, shard.name, what)
 
         lowest = place.sequence_unacknowledged_min
-        send(lambda: shard.begin(call, place.clock, place.generation, lowest))
+        where = place.clock, place.generation, lowest
+        send(lambda: shard.begin(call, *where, is_last=trailer.is_last))
         is_first = self.rng.random() < 0.7
         if is_first:
             send(lambda: shard.take(call, trailer))

@@ -140,6 +140,11 @@ PUSHES: Final[dict[str, tuple[ErrorReason, str, Callable[[Target], Messages]]]] 
         for name in ("weight", "loss_scale")
         for value in (math.nan, math.inf, -1.0)
     },
+    "weight of which two have no sum": (
+        ErrorReason.MALFORMED_MESSAGE,
+        "weight 1e+308 is not in 0 to 1e+18: push with the number of samples",
+        partial(_with_trailer, "weight", 1e308),
+    ),
     "more schedulers than there are": (
         ErrorReason.LIMIT_EXCEEDED,
         "257 schedulers of one optimizer, the limit is 256",
@@ -343,12 +348,6 @@ CALLS: Final[dict[str, tuple[str, ErrorReason, str, dict[str, Any]]]] = {
         ErrorReason.MALFORMED_MESSAGE,
         "no identity",
         {"choice": _choice(("", 0))},
-    ),
-    "a commit of others": (
-        "Commit",
-        ErrorReason.MALFORMED_MESSAGE,
-        "none of the 1 contributors",
-        {"choice": _choice(("w1", 1))},
     ),
     "a commit of one twice": (
         "Commit",

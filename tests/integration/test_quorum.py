@@ -1,8 +1,11 @@
 """Mode quorum: a clock closes with those that are there first, and nothing is lost."""
 
+import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from psctl.check_history import check_history
 from pswire.aggregation import Aggregation
 from pswire.membership import Mode, ModeTerms
-from tests.integration.job import Crew, Job, connect
+from psworker import Connection, LocalSteps
+from tests.integration.job import Crew, Job, connect, key, run_workers, worker_behind
 from tests.integration.ones_worker import Worker, run_all
 
 
@@ -96,6 +100,85 @@ def test_the_samples_of_late_pushes_count_once_and_none_is_dropped(
         (report,) = job.ask(lambda: [each.report for each in ledger.epochs()])
     assert {*outcomes["w0"], *outcomes["w1"]} == {"applied"}
     assert (report.seen_once, report.dropped) == (sample_count, 0)
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_a_last_push_that_is_slower_than_the_merges_ends(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_waited_for: bool,
+) -> None:
+    """The clock waits for it; beyond the limit the worker says what is lost."""
+    if not is_waited_for:
+        monkeypatch.setattr("psserver.shard.core.clock_commits.LAST_PUSH_WAIT_MS", 0)
+    moved = threading.Condition()
+    merge_count, is_done = 0, False
+    attempts: list[int] = []
+
+    def is_awaited() -> bool:
+        known = job.shards[0].model.core.on_shard.of(key("w1"))
+        return is_waited_for and known.last_ms is not None
+
+    def wait_for_a_merge() -> None:
+        """Each push of this learner takes longer than the merge that it is for."""
+        attempts.append(before := merge_count)
+        with moved:
+            assert moved.wait_for(lambda: merge_count > before + 1 or is_awaited(), 30)
+
+    def prepared(ps: Connection, every: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        ps.prepare(model, optimizer, strategy=LocalSteps(every))
+        return model, optimizer
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, to: float) -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, -to)
+        optimizer.step()
+
+    def fast(worker_id: str) -> float:
+        nonlocal merge_count
+        with connect(job, worker_id) as ps:
+            model, optimizer = prepared(ps, 1)
+            deadline_s = time.monotonic() + 60
+            while not is_done:
+                assert time.monotonic() < deadline_s, "the other one does not end"
+                step(model, optimizer, 0.0)
+                with moved:
+                    merge_count += 1
+                    moved.notify_all()
+            step(model, optimizer, 0.0)
+            return float(next(model.parameters()).detach())
+
+    def slow(worker_id: str) -> None:
+        nonlocal is_done
+        try:
+            with connect(job, worker_id) as ps:
+                model, optimizer = prepared(ps, 10)
+                stepper = worker_behind(ps)._stepper
+                assert stepper is not None
+                shards = stepper._session.shards
+                push = shards.push
+
+                async def late(*args: Any, **options: Any) -> Any:  # noqa: ANN401
+                    await asyncio.to_thread(wait_for_a_merge)
+                    return await push(*args, **options)
+
+                monkeypatch.setattr(shards, "push", late)
+                for _ in range(3):
+                    step(model, optimizer, 2.0)
+        finally:
+            is_done = True
+
+    with Job(tmp_path, workers_min=2, mode=Mode.QUORUM, quorum=1) as job:
+        value = run_workers({"w0": fast, "w1": slow})["w0"]
+    said = "the last 3 local steps of worker w1 could not be pushed"
+    assert (said in caplog.text) is not is_waited_for
+    assert len(attempts) == 2 if is_waited_for else 3
+    assert value is not None
+    assert (value > 0) is is_waited_for
 
 
 @pytest.mark.parametrize("mode", [Mode.BSP, Mode.QUORUM])

@@ -1149,7 +1149,7 @@ BUGS = (
         (
             Edit(
                 f"{WORKER}/member/core.py",
-                "max(sequence, *(reply.closed_sequence for reply in replies))",
+                "max(sequence, newest)",
                 "sequence",
             ),
         ),
@@ -4993,6 +4993,121 @@ BUGS = (
             "tests/integration/test_decoupled.py::"
             "test_local_steps_go_on_where_no_quorum_comes",
         ),
+    ),
+    PlantedBug(
+        "a clock does not wait for a last push",
+        (
+            Edit(
+                f"{SHARD_CORE}/clock_commits.py",
+                "max(closes_ms, self._last_pushes_ms(clock, contributors))",
+                "closes_ms",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/core/test_quorum.py::test_a_clock_waits_for_a_last_push_that_has_begun",
+        ),
+    ),
+    PlantedBug(
+        "a last push that never comes is waited for with each clock anew",
+        (
+            Edit(
+                f"{SHARD_CORE}/shard.py",
+                "        if is_last and known.last_ms is None:\n",
+                "        if is_last:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/core/test_quorum.py::test_a_last_push_that_came_too_late_is_waited_for_by_the_clocks_after",
+        ),
+    ),
+    PlantedBug(
+        "a worker whose last push is always late tries for ever",
+        (
+            Edit(
+                "psworker/strategies/outer_steps.py",
+                "missed_count = missed_count + 1 if self.rounds.was_missed else 0",
+                "pass",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_quorum.py::test_a_last_push_that_is_slower_than_the_merges_ends",
+        ),
+    ),
+    PlantedBug(
+        "any complete pushes may be committed, whoever was chosen",
+        (
+            Edit(
+                f"{SHARD_CORE}/clock_commits.py",
+                "            is_right = is_known and self._is_chosen(choice)\n",
+                "            is_right = is_known\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/core/test_quorum.py::test_only_whom_shard_0_has_chosen_can_be_committed",
+        ),
+    ),
+    PlantedBug(
+        "a measure proves a choice",
+        (
+            Edit(
+                f"{SHARD_CORE}/clock_commits.py",
+                "_OF_CHOICE: Final = -1\n",
+                "_OF_CHOICE: Final = 0\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/core/test_quorum.py::test_only_whom_shard_0_has_chosen_can_be_committed",
+        ),
+    ),
+    PlantedBug(
+        "each clock that closes without a worker leaves something of it",
+        (
+            Edit(
+                f"{SHARD_CORE}/push.py",
+                "        elif sequence not in self.entries:\n            return\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/core/test_quorum.py::test_a_stopped_member_costs_the_shard_no_memory_for_each_clock",
+        ),
+    ),
+    PlantedBug(
+        "in mode quorum a lost worker keeps its place for --min-workers",
+        (
+            Edit(
+                "psserver/coordinator/core/membership_change.py",
+                "        return min(floor, record.quorum)\n",
+                "        return floor\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/coordinator/core/test_core_losses.py::test_in_mode_quorum_a_lost_one_is_evicted_where_a_quorum_is_left",
+        ),
+    ),
+    PlantedBug(
+        "the next leader of a host group goes on before a push that came late",
+        (
+            Edit(
+                "psworker/backends/host/group_pushes.py",
+                "            self._session.core.acknowledge(closed)\n",
+                "            pass\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_host_groups.py::test_a_late_push_of_a_group_counts_once_in_a_later_clock",
+        ),
+    ),
+    PlantedBug(
+        "weights may have no sum",
+        (
+            Edit(
+                "psserver/shard/rpc/push_codec.py",
+                "    if not 0 <= trailer.weight <= PUSH_WEIGHT_MAX:\n",
+                "    if not 0 <= trailer.weight < math.inf:\n",
+            ),
+        ),
+        tests=("tests/integration/test_hostile_calls.py",),
     ),
     PlantedBug(
         "a quorum waits for one push more",

@@ -409,6 +409,7 @@ class PushTrailer(google.protobuf.message.Message):
     PUBLISHES_FIELD_NUMBER: builtins.int
     CONTINUES_BATCH_FIELD_NUMBER: builtins.int
     SLACK_MS_FIELD_NUMBER: builtins.int
+    IS_LAST_FIELD_NUMBER: builtins.int
     weight: builtins.float
     """Number of samples behind the gradient. Finite, at least 0; a push of
     weight 0 counts for nothing.
@@ -463,6 +464,10 @@ class PushTrailer(google.protobuf.message.Message):
     open for others until one that has pushed for it would wait. Unset: for as long
     as it takes.
     """
+    is_last: builtins.bool
+    """Whether its sender has no data for another one. In mode quorum a clock waits
+    for it once anything of it is there, for two minutes at most.
+    """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.GroupHyperparameters]:
         """Current hyperparameters of each group of the optimizer."""
@@ -495,9 +500,10 @@ class PushTrailer(google.protobuf.message.Message):
         publishes: builtins.bool = ...,
         continues_batch: builtins.bool = ...,
         slack_ms: builtins.int | None = ...,
+        is_last: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_slack_ms", b"_slack_ms", "slack_ms", b"slack_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_slack_ms", b"_slack_ms", "averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "continues_batch", b"continues_batch", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "is_of_longest", b"is_of_longest", "loads_state", b"loads_state", "loss_scale", b"loss_scale", "optimizer_digest", b"optimizer_digest", "publishes", b"publishes", "ranges", b"ranges", "scheduler_steps", b"scheduler_steps", "slack_ms", b"slack_ms", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_slack_ms", b"_slack_ms", "averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "continues_batch", b"continues_batch", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "is_last", b"is_last", "is_of_longest", b"is_of_longest", "loads_state", b"loads_state", "loss_scale", b"loss_scale", "optimizer_digest", b"optimizer_digest", "publishes", b"publishes", "ranges", b"ranges", "scheduler_steps", b"scheduler_steps", "slack_ms", b"slack_ms", "weight", b"weight"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_slack_ms", b"_slack_ms"]) -> typing.Literal["slack_ms"] | None: ...
 
 global___PushTrailer = PushTrailer

@@ -3,10 +3,12 @@
 A clock is committed by its contributors, once every shard holds all of it; see
 `docs/decisions/0006-two-phase-steps.md`. When clocks are measured, `staged` comes with
 what the shard has measured of its part, and the commit with what follows from all of
-them and with all of them: each shard proves its own, since a driver may lie.
+them and with all of them: each shard proves its own, since a driver may lie. So does
+shard 0 prove whose pushes it has chosen, where clocks may close without some.
 """
 
 import hmac
+from typing import Final
 
 from psserver.shard.core.apply_orders import (
     contributions_to,
@@ -18,7 +20,13 @@ from psserver.shard.core.apply_orders import (
 )
 from psserver.shard.core.effects import ClockClosed, MeasureClock, Staged, WakeAt
 from psserver.shard.core.push import PushEntry, PushId
-from psserver.shard.core.quorum import Arrival, Merge, closes_at_ms, needed_of
+from psserver.shard.core.quorum import (
+    LAST_PUSH_WAIT_MS,
+    Arrival,
+    Merge,
+    closes_at_ms,
+    needed_of,
+)
 from psserver.shard.core.shard_state import ShardState
 from pswire.aggregation import UpdateRules, proof_of, with_nonfinite
 from pswire.clipping import norm_of
@@ -26,6 +34,10 @@ from pswire.membership import ClockChoice, Member, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 Contributions = dict[WorkerKey, PushEntry]
+
+_OF_CHOICE: Final = -1
+"""In the proof of a choice, where that of a measure has the index of its shard: neither
+can be taken for the other."""
 
 
 class ClockCommits:
@@ -106,7 +118,7 @@ class ClockCommits:
     def stand(self, choice: ClockChoice) -> None:
         """Whose pushes a clock consists of is certain; its scale is to follow."""
         if self._standing(choice.clock) is None:
-            self.standing = choice._replace(gradient_scale=0.0)
+            self.standing = choice._replace(gradient_scale=0.0, proof=b"")
 
     def send_again(self, worker: WorkerKey) -> None:
         """The worker's call is a new one: it may not have heard."""
@@ -128,17 +140,13 @@ class ClockCommits:
             return True
         own = tuple(member.worker for member in contributors)
         closes_early = self._state.closes_early(choice.clock)
+        named = [each for each in contributors if each.worker in choice.workers]
         if closes_early:
-            is_right = bool(choice.workers) and set(choice.workers) <= set(own)
-            is_right = is_right and all(
-                self._is_complete(member, choice.clock)
-                for member in contributors
-                if member.worker in choice.workers
-            )
+            is_known = 0 < len(named) == len(choice.workers)
+            is_right = is_known and self._is_chosen(choice)
         else:
-            is_right = choice.workers == own and all(
-                self._is_complete(member, choice.clock) for member in contributors
-            )
+            is_right = choice.workers == own
+        is_right = is_right and all(self._is_complete(m, choice.clock) for m in named)
         rules = self._state.rules
         is_measured = rules.update.is_measured
         if is_right and not choice.is_scaled and is_measured and closes_early:
@@ -147,7 +155,7 @@ class ClockCommits:
         if not (choice.is_scaled or is_measured):
             choice = choice._replace(gradient_scale=1.0)
         if is_right and self.measure.admits_commit(choice):
-            self._state.committed = choice._replace(parts=())
+            self._state.committed = choice._replace(parts=(), proof=b"")
             return True
         for each in self._state.on_shard:
             each.staged = None
@@ -257,11 +265,22 @@ class ClockCommits:
         if any(self._state.clocks.member_of(worker) for worker in chosen):
             if merge is not None:
                 self._state.effects.append(ClockClosed(merge=merge))
-            self.chosen = ClockChoice(
-                clock,
-                tuple(sorted(chosen)),
+            choice = ClockChoice(clock, tuple(sorted(chosen)))
+            self.chosen = choice._replace(
                 gradient_scale=0.0 if rules.update.is_measured else 1.0,
+                proof=proof_of_choice(self._state.measure_key, choice),
             )
+
+    def _is_chosen(self, choice: ClockChoice) -> bool:
+        """Whether shard 0 has chosen these contributors, as a driver says.
+
+        What follows from measures needs no proof: each shard has proven its own, which
+        it measures of those that were chosen.
+        """
+        if self._state.rules.update.is_measured and choice.is_scaled:
+            return True
+        expected = proof_of_choice(self._state.measure_key, choice)
+        return hmac.compare_digest(choice.proof, expected)
 
     def _arrival(self, push: PushId, entry: PushEntry) -> Arrival:
         """A push with weight of which every shard holds all.
@@ -297,6 +316,7 @@ class ClockCommits:
             closes_ms = closes_at_ms(terms, arrivals, active_count)
             if closes_ms is None:
                 return None
+            closes_ms = max(closes_ms, self._last_pushes_ms(clock, contributors))
             if closes_ms > now_ms:
                 if self._wake_ms is None or closes_ms < self._wake_ms:
                     self._wake_ms = closes_ms
@@ -311,6 +331,24 @@ class ClockCommits:
             closed_ms=now_ms,
             arrivals=tuple(arrivals),
         )
+
+    def _last_pushes_ms(self, clock: int, contributors: tuple[Member, ...]) -> int:
+        """Until when a clock waits for last pushes that are on their way."""
+        until_ms = 0
+        for member in contributors:
+            push = PushId(member.worker, member.sequence_of(clock))
+            known = self._state.of(member.worker)
+            if known.last_ms is None or known.ready[0] >= push.sequence:
+                continue
+            is_here = self._state.clocks.member_of(member.worker) is not None
+            if is_here and not self._state.on_shard.is_idle(push):
+                until_ms = max(until_ms, known.last_ms + LAST_PUSH_WAIT_MS)
+        return until_ms
+
+
+def proof_of_choice(key: bytes, choice: ClockChoice) -> bytes:
+    """Shows that shard 0 has chosen these contributors to a clock; see `proof_of`."""
+    return proof_of(key, _OF_CHOICE, ClockChoice(choice.clock, choice.workers))
 
 
 def _weight(entry: PushEntry | None) -> float:

@@ -53,6 +53,7 @@ class MemberOnShard:
         ready: Its push of which it says that every shard holds all, and the place of
             that among those of all workers.
         ready_ms: When it has said so.
+        last_ms: Since when it pushes what is its last for now, None once that counts.
         committed_sequence: Its push that is committed, in SSP and ASP.
         numbered: Clocks under which `staged` was sent for its pushes.
         newest: By optimizer, the trailer of its newest push in SSP and ASP.
@@ -71,6 +72,7 @@ class MemberOnShard:
     staged: ClockChoice | None = None
     ready: tuple[int, int] = (0, 0)
     ready_ms: int = 0
+    last_ms: int | None = None
     committed_sequence: int = 0
     numbered: dict[int, int] = field(default_factory=dict)
     newest: dict[str, Trailer] = field(default_factory=dict)

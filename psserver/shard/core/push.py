@@ -41,6 +41,7 @@ class Trailer:
         continues_batch: Whether it is a further step on the batch of the push before.
         slack_ms: How long its worker can go on without the answer; None if it has not
             said.
+        is_last: Whether its worker has no data for another one.
     """
 
     optimizer: str
@@ -60,6 +61,7 @@ class Trailer:
     publishes: bool = False
     continues_batch: bool = False
     slack_ms: int | None = None
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +254,10 @@ class PushWindow:
         ranges: Data of done pushes, oldest first, of the newest two epochs of each
             loader: what an epoch before consumed was reported when the next began.
         steps_again: Whether a push that is done was a further step on a batch.
+        counted_sequence: The newest push that is done and was not dropped. A later one
+            that is done was, whether it has an entry or not: of a stopped worker whose
+            clocks close without it nothing is kept for each.
+        unacknowledged_min: Its worker has the answers to all pushes below this one.
     """
 
     worker: WorkerKey
@@ -259,6 +265,8 @@ class PushWindow:
     entries: dict[int, PushEntry] = field(default_factory=dict)
     ranges: list[tuple[int, DataRange]] = field(default_factory=list)
     steps_again: bool = False
+    counted_sequence: int = 0
+    unacknowledged_min: int = 1
 
     @property
     def next_entry(self) -> PushEntry | None:
@@ -284,7 +292,21 @@ class PushWindow:
         if entry is not None and entry.applied:
             return self.done_sequence + 1
         done = self.entries.get(self.done_sequence)
-        return self.done_sequence - (done is not None and not done.applied)
+        is_void = not done.applied if done is not None else self._is_missed
+        return self.done_sequence - is_void
+
+    @property
+    def _is_missed(self) -> bool:
+        """Whether the newest push was dropped, which its worker has not heard."""
+        known = max(self.counted_sequence, self.unacknowledged_min - 1)
+        return self.done_sequence > known
+
+    def outcome_of(self, sequence: int) -> Outcome | None:
+        """What became of a push that is done; None if only its worker knows."""
+        if sequence > self.counted_sequence:
+            return Outcome.DROPPED
+        entry = self.entries.get(sequence)
+        return None if entry is None else entry.outcome
 
     def note_ranges(self, sequence: int, ranges: tuple[DataRange, ...]) -> None:
         """Keeps the data of a push that is done."""
@@ -367,6 +389,10 @@ class PushWindow:
         """Marks a push as done and frees its bytes."""
         assert sequence == self.done_sequence + 1
         self.done_sequence = sequence
+        if outcome is not Outcome.DROPPED:
+            self.counted_sequence = sequence
+        elif sequence not in self.entries:
+            return
         entry = self.entries.setdefault(sequence, PushEntry())
         entry.outcome = outcome
         entry.nonfinite_worker_ids = nonfinite_worker_ids
@@ -401,6 +427,9 @@ class PushWindow:
         ]
         for sequence in known:
             del self.entries[sequence]
+        self.unacknowledged_min = max(
+            self.unacknowledged_min, sequence_unacknowledged_min
+        )
 
 
 def _conflict(chunk_index: int) -> Refusal:

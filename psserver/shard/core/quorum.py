@@ -3,16 +3,22 @@
 A clock is one merge. It closes when so many have pushed for it as the quorum says, or
 as many as have data, and its grace window is over: at once when nobody is left who
 could still come. The window ends before the first of those that came would notice
-that its answer is missing. Pure: times come with what is told.
+that its answer is missing. The last push of a worker without further data is waited
+for, within a limit. Pure: times come with what is told.
 Source: Douillard et al., "Decoupled DiLoCo for Resilient Distributed Pre-training",
 arXiv 2604.21428, 2026, whose syncer does this for each fragment.
 """
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from psserver.shard.core.push import PushId
 from pswire.membership import ModeTerms
+
+LAST_PUSH_WAIT_MS: Final = 120_000
+"""How long clocks wait for the last push of a worker that has no data for another one:
+at 50 Mbit/s it brings 750 MB. Its round would be lost else, and merges that are quicker
+than its link would leave it out for ever."""
 
 
 class Arrival(NamedTuple):

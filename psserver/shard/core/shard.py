@@ -89,7 +89,13 @@ class ShardCore:
         known.heard_ms = self.state.now_ms = now_ms
 
     def open_push(
-        self, push: PushId, clock: int, now_ms: int, *, generation: int
+        self,
+        push: PushId,
+        clock: int,
+        now_ms: int,
+        *,
+        generation: int,
+        is_last: bool = False,
     ) -> PushEntry | None:
         """Admits a push, new or sent again.
 
@@ -99,6 +105,7 @@ class ShardCore:
             now_ms: Monotonic time.
             generation: Newest generation that the sender knows. Under an older one
                 its clocks may have had other numbers.
+            is_last: Whether its worker has no data for another one; see `Trailer`.
 
         Returns:
             Its entry, or None when it is done and was acknowledged.
@@ -112,6 +119,8 @@ class ShardCore:
         entry = known.window.open(push.sequence)
         self.state.now_ms = now_ms
         known.note_push(push.sequence, now_ms)
+        if is_last and known.last_ms is None:
+            known.last_ms = now_ms
         if entry is not None and entry.outcome is None:
             self._progress.send_again(push)
         return entry
@@ -175,7 +184,7 @@ class ShardCore:
         if push.sequence > window.done_sequence:
             return None
         entry = window.entries.get(push.sequence)
-        outcome = entry.outcome if entry is not None else None
+        outcome = window.outcome_of(push.sequence)
         if outcome not in (Outcome.DROPPED, Outcome.SKIPPED):
             outcome = Outcome.DUPLICATE
         nonfinite = entry.nonfinite_worker_ids if entry is not None else ()

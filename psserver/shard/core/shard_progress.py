@@ -97,8 +97,7 @@ class ShardProgress:
         """Chunks whose values already hold this push, or its clock's update."""
         window = self._state.on_shard.window_of(push.worker)
         if push.sequence <= window.done_sequence:
-            entry = window.entries.get(push.sequence)
-            is_dropped = entry is not None and entry.outcome is Outcome.DROPPED
+            is_dropped = window.outcome_of(push.sequence) is Outcome.DROPPED
             if is_dropped or self._is_held(push):
                 return frozenset()
             return self._state.chunk_indexes

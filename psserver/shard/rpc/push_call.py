@@ -220,7 +220,11 @@ class PushCall:
         host, header, push = self._host, self._header, self.push
         core = host.model.core
         entry = core.open_push(
-            push, header.clock, now_ms(), generation=header.generation
+            push,
+            header.clock,
+            now_ms(),
+            generation=header.generation,
+            is_last=trailer.is_last,
         )
         core.acknowledge(push.worker, header.sequence_unacknowledged_min)
         host.history.opened(push, header.clock)

@@ -217,7 +217,7 @@ def worker_choice(choice: membership_pb2.ClockChoice) -> ClockChoice:
             f"{len(read.factors)} factors of {len(workers)} contributors",
         )
     checked_clock(choice.clock)
-    return read._replace(workers=workers, weights=(), products=(), proof=b"")
+    return read._replace(workers=workers, weights=(), products=())
 
 
 def check_held(host: ShardHost, digest_count: int, chunk_count: int) -> None:
@@ -343,6 +343,7 @@ def read_trailer(
         publishes=trailer.publishes,
         continues_batch=trailer.continues_batch,
         slack_ms=trailer.slack_ms if trailer.HasField("slack_ms") else None,
+        is_last=trailer.is_last,
     )
 
 

@@ -35,11 +35,6 @@ async def commit(
     core = host.model.core
     # What is closed may have been so in a mode before.
     is_open = choice.clock > core.clocks.applied_clock
-    if worker not in choice.workers and not core.clocks.has_quorum(choice.clock):
-        raise Refusal(
-            ErrorReason.MALFORMED_MESSAGE,
-            f"{worker} is none of the {len(choice.workers)} contributors that it names",
-        )
     if is_open and not core.state.is_two_phase(choice.clock):
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,

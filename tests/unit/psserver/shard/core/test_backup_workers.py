@@ -9,6 +9,7 @@ from pswire.membership import ClockChoice, Outcome, StepAtomicity
 from pswire.reasons import ErrorReason
 from tests.doubles.core_values import (
     choice,
+    chosen_by_first,
     departure,
     key,
     push_id,
@@ -52,7 +53,7 @@ def close(shard: DrivenShard, sequence: int, *names: str) -> None:
     """These push a clock, which closes with them."""
     for name in names:
         shard.push(name, sequence, chunks=[0])
-    shard.core.commit(key(names[0]), choice(sequence, *names))
+    shard.core.commit(key(names[0]), chosen_by_first(sequence, *names))
     shard.apply_all()
 
 
@@ -89,7 +90,7 @@ def test_the_choice_stands_once_and_for_all() -> None:
     shard.depart({"b": 0, "c": 0}, departure("a", last_clock=0))
 
     assert chosen(shard, "b") == "bc"
-    assert shard.core.commit(key("b"), choice(1, "b", "c"))
+    assert shard.core.commit(key("b"), chosen_by_first(1, "b", "c"))
 
 
 def test_who_is_ready_twice_counts_once() -> None:
@@ -101,7 +102,7 @@ def test_who_is_ready_twice_counts_once() -> None:
 def test_ready_of_an_older_push_says_nothing_of_the_next() -> None:
     shard = pushed("a", "b", "c")
     ready(shard, "a", "b")
-    shard.core.commit(key("a"), choice(1, "a", "b"))
+    shard.core.commit(key("a"), chosen_by_first(1, "a", "b"))
     shard.apply_all()
     for name in "abc":
         shard.push(name, 2, chunks=[0])
@@ -143,7 +144,7 @@ def test_when_nobody_has_data_the_clock_closes_with_all() -> None:
     ready(shard, "b")
     assert chosen(shard) == "ab"
 
-    shard.core.commit(key("a"), choice(1, "a", "b"))
+    shard.core.commit(key("a"), chosen_by_first(1, "a", "b"))
 
     assert shard.of(ApplyChunk) == []
     assert shard.outcomes() == {"a": Outcome.APPLIED, "b": Outcome.APPLIED}
@@ -156,7 +157,7 @@ def test_only_shard_0_chooses() -> None:
     ready(shard, "a", "b")
     assert chosen(shard) is None
 
-    assert shard.core.commit(key("a"), choice(1, "a"))
+    assert shard.core.commit(key("a"), chosen_by_first(1, "a"))
 
     assert len(shard.apply_all()) == 1
     assert shard.outcomes() == {"a": Outcome.APPLIED, "b": Outcome.DROPPED}
@@ -185,7 +186,7 @@ def test_somebody_who_is_left_is_chosen_to_drive_the_commit() -> None:
     ready(shard, "c")
 
     assert chosen(shard, "c") == "ac"
-    assert shard.core.commit(key("c"), choice(1, "a", "c"))
+    assert shard.core.commit(key("c"), chosen_by_first(1, "a", "c"))
     shard.apply_all()
     assert shard.outcomes()["c"] is Outcome.APPLIED
     assert shard.outcomes()["b"] is Outcome.DROPPED
@@ -227,7 +228,7 @@ def test_the_report_of_shard_0_names_its_choice() -> None:
     shard = pushed("a", "b")
     ready(shard, "b")
     shard.freeze(2)
-    assert shard.reports()[0].chosen == choice(1, "b")
+    assert shard.reports()[0].chosen == chosen_by_first(1, "b")
 
 
 # Commits
@@ -241,7 +242,7 @@ def test_a_commit_of_pushes_that_are_not_here_is_refused(
     shard.push("a", chunks=[0])
     shard.send_trailer(push_id("c"), trailer([0]))
 
-    assert not shard.core.commit(key("a"), choice(1, *names))
+    assert not shard.core.commit(key("a"), chosen_by_first(1, *names))
     assert shard.of(ApplyChunk) == []
 
 
@@ -268,7 +269,7 @@ def test_the_divisor_is_the_weight_of_the_chosen_alone() -> None:
     shard = shard_of("a", "b", "c")
     for name, weight in (("a", 2.0), ("b", 3.0), ("c", 7.0)):
         shard.push(name, chunks=[0], weight=weight)
-    shard.core.commit(key("a"), choice(1, "a", "b"))
+    shard.core.commit(key("a"), chosen_by_first(1, "a", "b"))
 
     (order,) = shard.of(ApplyChunk)
     assert order.total_weight == 5.0
@@ -282,7 +283,7 @@ def test_hyperparameters_are_those_of_the_longest_that_was_chosen() -> None:
     )
     shard.push("a", chunks=[0], rate=0.3)
     shard.push("b", chunks=[0], rate=0.2)
-    shard.core.commit(key("b"), choice(1, "b"))
+    shard.core.commit(key("b"), chosen_by_first(1, "b"))
 
     (order,) = shard.of(ApplyChunk)
     assert order.hyperparameters == ((0.2,),)
@@ -293,7 +294,7 @@ def test_hyperparameters_are_those_of_the_longest_that_was_chosen() -> None:
 
 def test_a_push_that_was_here_and_not_chosen_is_dropped_with_the_clock() -> None:
     shard = pushed("a", "b")
-    shard.core.commit(key("b"), choice(1, "b"))
+    shard.core.commit(key("b"), chosen_by_first(1, "b"))
     assert shard.outcomes() == {}
     shard.apply_all()
 
@@ -309,7 +310,7 @@ def test_a_push_that_comes_after_its_clock_is_dropped() -> None:
     shard = shard_of("a", "b")
     close(shard, 1, "a")
 
-    shard.push("b", chunks=[0])
+    assert shard.core.open_push(push_id("b"), 1, 0, generation=1) is None
     reply = shard.core.reply_to(push_id("b"))
 
     assert reply is not None
@@ -337,7 +338,7 @@ def test_a_slow_worker_jumps_to_the_newest_clock() -> None:
     shard = shard_of("a", "b")
     for clock in (1, 2, 3):
         close(shard, clock, "a")
-    shard.push("b", 1, chunks=[0])
+    assert shard.core.open_push(push_id("b", 1), 1, 0, generation=1) is None
     reply = shard.core.reply_to(push_id("b", 1))
     assert reply is not None
     assert (reply.outcome, reply.clock, reply.closed_sequence) == (
@@ -358,7 +359,7 @@ def test_a_jump_to_a_clock_that_is_open_here_pulls_when_it_is_closed() -> None:
     shard = pushed("a", "b")
     assert not shard.core.admits_pull(key("b"), 1)
 
-    shard.core.commit(key("a"), choice(1, "a"))
+    shard.core.commit(key("a"), chosen_by_first(1, "a"))
     shard.apply_all()
 
     assert shard.core.admits_pull(key("b"), 1)
@@ -381,7 +382,7 @@ def test_a_push_that_is_not_finite_and_not_chosen_is_ignored() -> None:
     shard = shard_of("a", "b")
     shard.push("a", chunks=[0])
     shard.push("b", finite=False)
-    shard.core.commit(key("a"), choice(1, "a"))
+    shard.core.commit(key("a"), chosen_by_first(1, "a"))
     shard.apply_all()
 
     assert shard.outcomes() == {"a": Outcome.APPLIED, "b": Outcome.DROPPED}
@@ -393,7 +394,7 @@ def test_a_chosen_push_that_is_not_finite_skips_the_clock_of_the_chosen() -> Non
     shard.push("a", chunks=[0])
     shard.push("b", finite=False)
     shard.push("c", chunks=[0])
-    shard.core.commit(key("a"), choice(1, "a", "b"))
+    shard.core.commit(key("a"), chosen_by_first(1, "a", "b"))
 
     assert shard.of(ApplyChunk) == []
     assert shard.outcomes() == {
@@ -409,7 +410,7 @@ def test_a_verdict_that_a_record_tells_of_decides_nothing_without_the_choice() -
     shard.push("a", chunks=[0])
     shard.push("b", finite=False)
     shard.install(record({"a": 0, "b": 0}, generation=2, skipped_clocks=(1,)))
-    shard.core.commit(key("a"), choice(1, "a"))
+    shard.core.commit(key("a"), chosen_by_first(1, "a"))
     shard.apply_all()
 
     assert shard.outcomes()["a"] is Outcome.APPLIED

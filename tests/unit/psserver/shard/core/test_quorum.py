@@ -4,12 +4,23 @@ from dataclasses import replace
 
 import pytest
 
+from psserver.shard.core.clock_commits import proof_of_choice
 from psserver.shard.core.effects import ApplyChunk, ClockClosed, WakeAt
 from psserver.shard.core.push import PushId
-from psserver.shard.core.quorum import Arrival, closes_at_ms
+from psserver.shard.core.quorum import LAST_PUSH_WAIT_MS, Arrival, closes_at_ms
 from psserver.shard.core.shard_state import ShardRules
-from pswire.membership import ClockChoice, Mode, ModeTerms, Outcome, Record, WorkerKey
-from tests.doubles.core_values import chunk, key, push_id, record, trailer
+from pswire.aggregation import proof_of
+from pswire.membership import Mode, ModeTerms, Outcome, Record, WorkerKey
+from tests.doubles.core_values import (
+    choice,
+    chosen_by_first,
+    chunk,
+    departure,
+    key,
+    push_id,
+    record,
+    trailer,
+)
 from tests.doubles.driven_shard import DrivenShard
 
 NAMES = "abcd"
@@ -71,13 +82,14 @@ def test_nothing_is_applied_before_the_commit_and_the_late_push_is_dropped() -> 
     come(shard, "a", 0)
     come(shard, "b", 0)
     assert shard.apply_all() == []
-    assert shard.core.commit(key("a"), ClockChoice(1, (key("a"), key("b"))))
+    assert shard.core.commit(key("a"), chosen_by_first(1, "a", "b"))
     (order,) = shard.apply_all()
     assert [part.worker_id for part in order.contributions] == ["a", "b"]
     applied, dropped = Outcome.APPLIED, Outcome.DROPPED
     assert shard.outcomes() == {"a": applied, "b": applied, "c": dropped, "d": dropped}
     come_late = PushId(key("c"), 1)
-    shard.send_trailer(come_late, trailer([0]))
+    opened = shard.core.open_push(come_late, 1, 0, generation=1)
+    assert opened is None  # nothing of it is taken
     reply = shard.core.reply_to(come_late)
     assert reply is not None
     assert (reply.outcome, reply.closed_sequence) == (Outcome.DROPPED, 1)
@@ -89,9 +101,48 @@ def test_one_that_was_not_chosen_commits_for_those_that_are_stopped() -> None:
     come(shard, "a", 0)
     come(shard, "b", 1)
     assert chosen(shard, "b") == "a"
-    assert shard.core.commit(key("b"), ClockChoice(1, (key("a"),)))
+    assert shard.core.commit(key("b"), chosen_by_first(1, "a"))
     (order,) = shard.apply_all()
     assert [part.worker_id for part in order.contributions] == ["a"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    "backups", [pytest.param(0, id="quorum"), pytest.param(1, id="backups")]
+)
+def test_only_whom_shard_0_has_chosen_can_be_committed(
+    is_first: bool, backups: int
+) -> None:
+    """A member that leaves others out changes nothing, whomever it names."""
+    rules = ShardRules(is_first=is_first, backup_worker_count=backups)
+    shard = DrivenShard({}, [0], rules=rules)
+    mode = Mode.BSP if backups else Mode.QUORUM
+    shard.install(replace(terms(names="abc", quorum=2), mode=mode))
+    shard.core.take_measure_key(b"key")
+    for name in "abc":
+        come(shard, name, 0)
+    true = choice(1, "a", "b")
+    proof = proof_of_choice(b"key", true)
+    if is_first:
+        assert shard.core.choice_for(key("c"), 1) == true._replace(
+            gradient_scale=1.0, proof=proof
+        )
+    forged = [
+        choice(1, "c"),
+        choice(1, "a"),
+        true,  # not said by shard 0, for all this one knows
+        choice(1, "a", "c")._replace(proof=proof),
+        choice(1, "a", "b", "x")._replace(proof=proof),
+        chosen_by_first(1, "c"),  # by another key
+        true._replace(proof=proof_of(b"key", 0, true)),  # of a measure
+    ]
+    for each in forged:
+        for name in "abc":
+            assert not shard.core.commit(key(name), each)
+    assert shard.apply_all() == []
+    assert shard.core.commit(key("c"), true._replace(proof=proof))
+    (order,) = shard.apply_all()
+    assert [part.worker_id for part in order.contributions] == ["a", "b"]
 
 
 def test_the_window_takes_in_more_and_ends_in_time() -> None:
@@ -108,6 +159,97 @@ def test_the_window_takes_in_more_and_ends_in_time() -> None:
     assert chosen(shard, "a") == "abc"
     (closed,) = shard.of(ClockClosed)
     assert (closed.merge.closed_ms, closed.merge.needed_count) == (1_140, 2)
+
+
+def begin(shard: DrivenShard, name: str, now_ms: int, sequence: int = 1) -> None:
+    """Something comes of a worker's last push."""
+    push, clock = (
+        PushId(key(name), sequence),
+        shard.clock_of(PushId(key(name), sequence)),
+    )
+    shard.core.open_push(push, clock, now_ms, generation=1, is_last=True)
+
+
+def close(shard: DrivenShard, clock: int, *names: str) -> None:
+    """A clock is committed and applied."""
+    assert shard.core.commit(key(names[0]), chosen_by_first(clock, *names))
+    shard.apply_all()
+
+
+def test_a_clock_waits_for_a_last_push_that_has_begun() -> None:
+    shard = shard_with(1)
+    begin(shard, "d", 1_000)
+    come(shard, "a", 2_000)
+    assert chosen(shard, "a") is None
+    assert [wake.at_ms for wake in shard.of(WakeAt)] == [1_000 + LAST_PUSH_WAIT_MS]
+    come(shard, "d", 90_000)
+    assert chosen(shard, "a") == "ad"
+
+
+def test_a_last_push_that_came_too_late_is_waited_for_by_the_clocks_after() -> None:
+    """For so long in all, and anew once one has counted."""
+    shard = shard_with(1)
+    come(shard, "a", 0)
+    close(shard, 1, "a")
+    begin(shard, "d", 1_000)  # it is told that its clock is closed
+    come(shard, "a", 2_000, sequence=2)
+    assert chosen(shard, "a", 2) is None
+    over_ms = 1_000 + LAST_PUSH_WAIT_MS
+    shard.core.wake(over_ms - 1)
+    assert chosen(shard, "a", 2) is None
+    shard.core.wake(over_ms)
+    assert chosen(shard, "a", 2) == "a"
+    close(shard, 2, "a")
+    begin(shard, "d", over_ms + 10, sequence=3)  # it was waited for
+    come(shard, "a", over_ms + 20, sequence=3)
+    assert chosen(shard, "a", 3) == "a"
+    close(shard, 3, "a")
+    come(shard, "d", over_ms + 30, sequence=4)
+    assert chosen(shard, "d", 4) == "d"
+    close(shard, 4, "d")
+    begin(shard, "d", over_ms + 40, sequence=5)
+    come(shard, "a", over_ms + 50, sequence=5)
+    assert chosen(shard, "a", 5) is None
+
+
+def test_a_last_push_of_one_that_is_evicted_or_has_given_up_is_not_waited_for() -> None:
+    for ends in ("evicted", "idle"):
+        shard = shard_with(1, names="ad")
+        begin(shard, "d", 0)
+        come(shard, "a", 10)
+        assert chosen(shard, "a") is None
+        if ends == "idle":
+            shard.core.await_contribution(key("d"), 1, 20)
+        else:
+            shard.install(
+                replace(terms(2, names="a"), departures=(departure("d", last_clock=0),))
+            )
+        assert chosen(shard, "a") == "a"
+
+
+def test_a_stopped_member_costs_the_shard_no_memory_for_each_clock() -> None:
+    """And it hears of each of its pushes that its clock is closed."""
+    shard = shard_with(1)
+    for clock in range(1, 201):
+        come(shard, "a", clock, sequence=clock)
+        close(shard, clock, "a")
+        shard.core.acknowledge(key("a"), clock + 1)
+        shard.forget()
+    window = shard.core.on_shard.window_of(key("d"))
+    assert window.done_sequence == 200
+    assert window.entries == {}
+    for sequence in (1, 100, 200):
+        reply = shard.core.reply_to(PushId(key("d"), sequence))
+        assert reply is not None
+        assert (reply.outcome, reply.closed_sequence) == (Outcome.DROPPED, 200)
+    # Once one has counted, those before are done: another process may have made it of
+    # the same bytes, as the next leader of a host group would.
+    come(shard, "d", 300, sequence=201)
+    close(shard, 201, "d")
+    shard.core.acknowledge(key("d"), 201)
+    reply = shard.core.reply_to(PushId(key("d"), 200))
+    assert reply is not None
+    assert (reply.outcome, reply.closed_sequence) == (Outcome.DUPLICATE, 201)
 
 
 def test_when_all_are_there_the_window_is_over() -> None:
@@ -135,13 +277,13 @@ def test_workers_without_data_are_neither_waited_for_nor_asked() -> None:
     assert chosen(shard, "a") is None
     shard.core.await_contribution(key("c"), 1, 20)
     assert chosen(shard, "a") == "a"
-    shard.core.commit(key("a"), ClockChoice(1, (key("a"),)))
+    shard.core.commit(key("a"), chosen_by_first(1, "a"))
     shard.apply_all()
     # They still have none for the clocks that follow.
     come(shard, "a", 30, sequence=2)
     assert chosen(shard, "a", 2) == "a"
     shard.core.withdraw_awaiting(key("c"))
-    shard.core.commit(key("a"), ClockChoice(2, (key("a"),)))
+    shard.core.commit(key("a"), chosen_by_first(2, "a"))
     shard.apply_all()
     come(shard, "a", 40, sequence=3)
     assert chosen(shard, "a", 3) is None

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -370,6 +371,24 @@ async def test_backup_workers_leave_the_slowest_out(make: Make) -> None:
     assert not late.values
     # It learns, too, that it has nothing to commit.
     assert await shard.ready("c", 1) == ["a", "b"]
+
+
+async def test_a_commit_for_others_after_a_change_of_mode_ends_no_script(
+    make: Make,
+) -> None:
+    """In mode quorum any worker drives it; another one was faster."""
+    shard = make()
+    record = shard.start("ab", mode=Mode.QUORUM)
+    first, other = shard.push("a", 1), shard.push("b", 1)
+    for call in (first, other):
+        await call.until_staged()
+    assert await shard.ready("a", 1) == ["a"]
+    assert await shard.commit("a", 1, ["a"])
+    assert (await first.finished()).outcome == push_pb2.OUTCOME_APPLIED
+
+    changed = replace(record, generation=2, fence_number=2, kind=FenceKind.MODE)
+    shard.host.install_record(replace(changed, mode=Mode.BSP))
+    assert await shard.commit("b", 1, ["a"])
 
 
 async def test_all_calls_are_held_while_the_coordinator_is_silent(
