@@ -3,12 +3,9 @@
 import math
 import statistics
 from collections.abc import Sequence
-from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
-
-import torch
 
 from psctl.compare.figures import (
     CurvePoint,
@@ -17,19 +14,15 @@ from psctl.compare.figures import (
     Step,
     figures_of,
     first_began_s,
-    read_step,
 )
-from psctl.compare.job import JobPlan, Say, run_job
+from psctl.compare.job import JobPlan, Say, comparing, run_job
 from psctl.compare.loads import Load
 from psctl.compare.modes import ComparedMode
-from psctl.compare.picture import NOT_INSTALLED, can_draw, draw
+from psctl.compare.picture import can_draw, draw
 from psctl.compare.ratios import ideal_s, ratios_to_bsp
 from psctl.compare.report import CompareSettings, Comparison, write_tables
 from psctl.compare.worker import TASK_NAME
 from psctl.demo.tasks import Task, load_task
-from psctl.folders import made_folder, scratch_folder
-from psctl.processes import signals_interrupt
-from psworker import event_loop
 
 SHARD_COUNT: Final = 2
 
@@ -57,7 +50,7 @@ def train(
         done = sum(not step.is_dropped for step in steps)
         return f"{min(done, wanted)} of {wanted} gradients are in updates"
 
-    steps, snapshots = run_job(plan, scratch, read_step, said, say)
+    steps, snapshots = run_job(plan, scratch, Step, said, say)
     # Evaluated now that no process needs the cores.
     *kept, (_, last) = snapshots
     began_s = first_began_s(steps)
@@ -87,19 +80,8 @@ _START_S: Final = 10.0
 
 def run_comparison(settings: CompareSettings, say: Say) -> Comparison:
     """Runs every mode under every load."""
-    folder = made_folder(settings.out)
-    if not can_draw():
-        say(NOT_INSTALLED)
-    torch.set_num_threads(1)
-    task = load_task(TASK_NAME)
-    with (
-        signals_interrupt(),
-        scratch_folder("paramserver-compare-") as scratch,
-        ExitStack() as stack,
-    ):
-        # One event loop for all runs: gRPC can't follow to another.
-        event_loop.acquire()
-        stack.callback(event_loop.release)
+    with comparing(settings.out, say) as (folder, scratch):
+        task = load_task(TASK_NAME)
         base_s, reason = _choose_base(settings, task, scratch, say)
         figures = _run_all(settings, base_s, task, scratch, say)
     files = write_tables(figures, folder)

@@ -10,7 +10,6 @@ from typing import Self
 from psctl.compare.attacks import Attack
 from psctl.compare.loads import Load
 from psctl.compare.modes import ComparedMode
-from psctl.failures import CommandError
 from pswire.aggregation import MEAN
 
 
@@ -83,14 +82,6 @@ class Step:
 
     def to_line(self) -> str:
         return json.dumps(asdict(self))
-
-
-def read_step(text: str) -> Step:
-    """Reads a worker's line. CommandError: it's none."""
-    try:
-        return Step(**json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise CommandError(f"a worker printed {text[:200]!r}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,27 @@
-"""Trains once, for a comparison: a job of its own, followed to its end."""
+"""The runs of a comparison: a job of its own for each, followed to its end."""
 
+import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+import torch
+
 from psctl.bench.limited_link import Link
 from psctl.bench.workload import OVER_TCP
 from psctl.compare.modes import ComparedMode
+from psctl.compare.picture import NOT_INSTALLED, can_draw
 from psctl.daemons import lines_until_all_end, start_daemons
-from psctl.processes import Children
+from psctl.failures import CommandError
+from psctl.folders import made_folder, scratch_folder
+from psctl.processes import Children, signals_interrupt
 from psctl.snapshot_watch import SnapshotWatch
 from pswire.addresses import Address
+from psworker import event_loop
 from psworker.snapshots.snapshot import Snapshot, SnapshotReader
 
 T = TypeVar("T")
@@ -45,10 +53,26 @@ class JobPlan:
     link: Link | None = None
 
 
+@contextmanager
+def comparing(out: Path, say: Say) -> Iterator[tuple[Path, Path]]:
+    """Around all runs: the folder of the results, made, and one for the jobs' state."""
+    folder = made_folder(out)
+    if not can_draw():
+        say(NOT_INSTALLED)
+    torch.set_num_threads(1)
+    with signals_interrupt(), scratch_folder("paramserver-compare-") as scratch:
+        # One event loop for all runs: gRPC can't follow to another.
+        event_loop.acquire()
+        try:
+            yield folder, scratch
+        finally:
+            event_loop.release()
+
+
 def run_job(
     plan: JobPlan,
     scratch: Path,
-    read_line: Callable[[str], T],
+    kind: Callable[..., T],
     said: Callable[[Sequence[T]], str],
     say: Say,
 ) -> tuple[list[T], list[tuple[float, Snapshot]]]:
@@ -59,7 +83,7 @@ def run_job(
     Args:
         plan: What to run.
         scratch: Folder for the job's state.
-        read_line: Reads a line that a worker printed.
+        kind: What a worker prints the fields of, a line each.
         said: How far the job is, from all lines so far.
         say: Is called with that now and then.
     """
@@ -80,7 +104,7 @@ def run_job(
                 children, names, shard_count=plan.shard_count, coordinator=coordinator
             ):
                 if line is not None and line.child in names and line.text is not None:
-                    lines.append(read_line(line.text))
+                    lines.append(read_line(kind, line.text))
                 if lines and time.monotonic() - said_s >= SAY_INTERVAL_S:
                     said_s = time.monotonic()
                     say(said(lines))
@@ -88,6 +112,14 @@ def run_job(
         if watch.failure is not None:
             raise watch.failure
     return lines, [*kept, (time.monotonic(), last)]
+
+
+def read_line(kind: Callable[..., T], text: str) -> T:
+    """Reads a worker's line; CommandError: it's none."""
+    try:
+        return kind(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise CommandError(f"a worker printed {text[:200]!r}") from error
 
 
 def _start(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from psctl.compare.figures import Figures
 from psctl.compare.ratios import ideal_s
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from psctl.compare.strategy_runs import LossPoint, StrategyFigures
     from psctl.compare.under_attack import AttackedRun
@@ -37,15 +38,8 @@ def can_draw() -> bool:
 
 def draw(figures: Sequence[Figures], target_accuracy: float, folder: Path) -> Path:
     """Draws all runs; where the picture is."""
-    # Not `pyplot`: it would look for a screen.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     loads = list(dict.fromkeys(each.conditions.load for each in figures))
-    width, height = _PANEL_INCHES
-    figure = Figure(figsize=(3 * width, len(loads) * height), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(len(loads), 3, squeeze=False)
+    figure, panels = _panels(len(loads), 3)
     for row, load in zip(panels, loads, strict=True):
         runs = [each for each in figures if each.conditions.load is load]
         _draw_accuracy(row[0], runs, target_accuracy)
@@ -58,22 +52,31 @@ def draw(figures: Sequence[Figures], target_accuracy: float, folder: Path) -> Pa
         )
         for panel, title in zip(row, titles, strict=True):
             panel.set_title(title, loc="left", fontsize=10)
-    path = folder / PICTURE_FILE
+    return _saved(figure, folder / PICTURE_FILE)
+
+
+def _panels(rows: int, columns: int, *, sharey: bool = False) -> "tuple[Figure, Any]":
+    """An empty picture, and its panels by row and column."""
+    # Not `pyplot`: it would look for a screen.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False, sharey=sharey)
+
+
+def _saved(figure: "Figure", path: Path) -> Path:
     figure.savefig(path, dpi=130)
     return path
 
 
 def draw_attacks(runs: "Sequence[AttackedRun]", folder: Path) -> Path:
     """Draws accuracies over time, a panel for each attack; where the picture is."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     clean, *attacked = runs
     attacks = list(dict.fromkeys(each.attack for each in attacked))
-    width, height = _PANEL_INCHES
-    figure = Figure(figsize=(len(attacks) * width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    (panels,) = figure.subplots(1, len(attacks), squeeze=False, sharey=True)
+    figure, (panels,) = _panels(1, len(attacks), sharey=True)
     for axes, attack in zip(panels, attacks, strict=True):
         assert attack is not None, "the clean run comes first"
         mine = [each for each in attacked if each.attack == attack]
@@ -94,21 +97,13 @@ def draw_attacks(runs: "Sequence[AttackedRun]", folder: Path) -> Path:
         axes.set_ylim(0.0, 1.0)
         axes.legend(loc="lower right", frameon=False, fontsize=8)
     panels[0].set_ylabel("held-out accuracy")
-    path = folder / ATTACKS_FILE
-    figure.savefig(path, dpi=130)
-    return path
+    return _saved(figure, folder / ATTACKS_FILE)
 
 
 def draw_strategies(figures: "Sequence[StrategyFigures]", folder: Path) -> Path:
     """Draws losses over time, samples and bytes; where the picture is."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     loads = list(dict.fromkeys(each.run.load for each in figures))
-    width, height = _PANEL_INCHES
-    figure = Figure(figsize=(3 * width, len(loads) * height), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(len(loads), len(_OVER), squeeze=False, sharey=True)
+    figure, panels = _panels(len(loads), len(_OVER), sharey=True)
     for row, load in zip(panels, loads, strict=True):
         runs = [each for each in figures if each.run.load is load]
         for axes, (over, of_point) in zip(row, _OVER.items(), strict=True):
@@ -128,9 +123,7 @@ def draw_strategies(figures: "Sequence[StrategyFigures]", folder: Path) -> Path:
         for axes in panels[:, column]:
             axes.set_xlim(min(shown) / _MARGIN, max(shown) * _MARGIN)
     panels[0, 0].set_ylim(lowest, highest)
-    path = folder / STRATEGIES_FILE
-    figure.savefig(path, dpi=130)
-    return path
+    return _saved(figure, folder / STRATEGIES_FILE)
 
 
 def loss_limits(curves: "Sequence[Sequence[LossPoint]]") -> tuple[float, float]:

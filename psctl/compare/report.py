@@ -131,10 +131,7 @@ def _ratio_table(ratios: Sequence[Ratio]) -> str:
 def comparison_json(comparison: Comparison) -> dict[str, object]:
     """The comparison for programs, see docs/psctl.md."""
     return {
-        "schema_version": SCHEMA_VERSION,
-        "benchmark": "compare",
-        "machine": machine(),
-        "versions": versions(),
+        **head("compare"),
         "worker_count": comparison.settings.worker_count,
         "shard_count": comparison.shard_count,
         "sample_count": comparison.sample_count,
@@ -167,6 +164,16 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
     }
 
 
+def head(benchmark: str) -> dict[str, object]:
+    """What the JSON of every comparison begins with."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "benchmark": benchmark,
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
 def write_tables(figures: Sequence[Figures], folder: Path) -> list[Path]:
     curve = [
         {
@@ -183,13 +190,14 @@ def write_tables(figures: Sequence[Figures], folder: Path) -> list[Path]:
         for staleness, count in each.staleness_counts.items()
     ]
     return [
-        _write(folder / RUNS_FILE, [_run_row(each) for each in figures]),
-        _write(folder / CURVE_FILE, curve),
-        _write(folder / STALENESS_FILE, staleness),
+        write_rows(folder / RUNS_FILE, [_run_row(each) for each in figures]),
+        write_rows(folder / CURVE_FILE, curve),
+        write_rows(folder / STALENESS_FILE, staleness),
     ]
 
 
-def _write(path: Path, rows: Sequence[dict[str, object]]) -> Path:
+def write_rows(path: Path, rows: Sequence[dict[str, object]]) -> Path:
+    """Writes a table as CSV; its path."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()

@@ -10,7 +10,6 @@ from typing import Final, Self
 from psctl.compare.loads import Load
 from psctl.compare.modes import ComparedMode
 from psctl.compare.strategies import Contender
-from psctl.failures import CommandError
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +107,6 @@ class Point:
 
     def to_line(self) -> str:
         return json.dumps(asdict(self))
-
-
-def read_point(text: str) -> Point:
-    """Reads a worker's line. CommandError: it's none."""
-    try:
-        return Point(**json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise CommandError(f"a worker printed {text[:200]!r}") from error
 
 
 @dataclass(frozen=True, slots=True)

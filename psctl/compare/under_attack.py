@@ -1,29 +1,22 @@
 """`psctl compare --attack`: rules of aggregation with workers that do harm."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import torch
-
-from psctl.bench.machine import machine, versions
 from psctl.compare.attacks import Attack
 from psctl.compare.command import SHARD_COUNT, train
 from psctl.compare.figures import CurvePoint, RunConditions, first_began_s
-from psctl.compare.job import Say
+from psctl.compare.job import Say, comparing
 from psctl.compare.loads import Load
 from psctl.compare.modes import ComparedMode
-from psctl.compare.picture import NOT_INSTALLED, can_draw, draw_attacks
-from psctl.compare.report import SCHEMA_VERSION
+from psctl.compare.picture import can_draw, draw_attacks
+from psctl.compare.report import head
 from psctl.compare.worker import TASK_NAME
 from psctl.demo.tasks import Task, load_task
-from psctl.folders import made_folder, scratch_folder
-from psctl.processes import signals_interrupt
 from psctl.tables import aligned
 from pswire.aggregation import MEAN, Aggregation
-from psworker import event_loop
 
 DIFFERENCE_MAX: Final = 0.02
 """Of accuracy, that an attack may cost a rule which tolerates it."""
@@ -89,24 +82,13 @@ class AttackComparison:
 
 def run_attacks(settings: AttackSettings, say: Say) -> AttackComparison:
     """Trains once without an attack, and once with each rule under each."""
-    folder = made_folder(settings.out)
-    if not can_draw():
-        say(NOT_INSTALLED)
-    torch.set_num_threads(1)
-    task = load_task(TASK_NAME)
     wanted: list[tuple[Aggregation, Attack | None]] = [(MEAN, None)]
     wanted += [(rule, attack) for attack in settings.attacks for rule in settings.rules]
     of_clock = BATCH_SIZE * settings.worker_count
     clock_count = -(-settings.sample_count // of_clock)
     runs = []
-    with (
-        signals_interrupt(),
-        scratch_folder("paramserver-compare-") as scratch,
-        ExitStack() as stack,
-    ):
-        # One event loop for all runs: gRPC can't follow to another.
-        event_loop.acquire()
-        stack.callback(event_loop.release)
+    with comparing(settings.out, say) as (folder, scratch):
+        task = load_task(TASK_NAME)
         for number, (rule, attack) in enumerate(wanted, start=1):
             name = f"[{number}/{len(wanted)}] {attack.name if attack else 'clean'}"
             say(f"{name}, {rule}: starting {settings.worker_count} workers")
@@ -195,10 +177,7 @@ def attacks_json(comparison: AttackComparison) -> dict[str, object]:
     """The comparison for programs, see docs/psctl.md."""
     settings = comparison.settings
     return {
-        "schema_version": SCHEMA_VERSION,
-        "benchmark": "attacks",
-        "machine": machine(),
-        "versions": versions(),
+        **head("attacks"),
         "worker_count": settings.worker_count,
         "shard_count": SHARD_COUNT,
         "clock_count": comparison.clock_count,

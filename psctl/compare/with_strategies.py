@@ -1,11 +1,9 @@
 """`psctl compare --strategies`: ways to train beside each other, on one link."""
 
-import csv
 import itertools
 import math
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,12 +11,11 @@ from typing import Final
 import torch
 
 from psctl.bench.limited_link import ProxyLink
-from psctl.bench.machine import machine, versions
 from psctl.compare.characters import Characters
-from psctl.compare.job import JobPlan, Say, run_job
+from psctl.compare.job import JobPlan, Say, comparing, run_job
 from psctl.compare.loads import Load
-from psctl.compare.picture import NOT_INSTALLED, can_draw, draw_strategies
-from psctl.compare.report import SCHEMA_VERSION
+from psctl.compare.picture import can_draw, draw_strategies
+from psctl.compare.report import head, write_rows
 from psctl.compare.strategies import Contender
 from psctl.compare.strategy_runs import (
     LinkSpeed,
@@ -27,12 +24,8 @@ from psctl.compare.strategy_runs import (
     StrategyFigures,
     StrategyRun,
     figures_of,
-    read_point,
 )
-from psctl.folders import made_folder, scratch_folder
-from psctl.processes import signals_interrupt
 from psctl.tables import aligned
-from psworker import event_loop
 from psworker.launch.cores import usable_core_count
 
 SHARD_COUNT: Final = 1
@@ -101,22 +94,11 @@ class StrategyComparison:
 
 def run_strategies(settings: StrategySettings, say: Say) -> StrategyComparison:
     """Trains once with each contender under each load."""
-    folder = made_folder(settings.out)
-    if not can_draw():
-        say(NOT_INSTALLED)
-    torch.set_num_threads(1)
-    text = Characters()
-    base_s = _base_s(settings, text)
     pairs = list(itertools.product(settings.loads, settings.contenders))
     figures: list[StrategyFigures] = []
-    with (
-        signals_interrupt(),
-        scratch_folder("paramserver-compare-") as scratch,
-        ExitStack() as stack,
-    ):
-        # One event loop for all runs: gRPC can't follow to another.
-        event_loop.acquire()
-        stack.callback(event_loop.release)
+    with comparing(settings.out, say) as (folder, scratch):
+        text = Characters()
+        base_s = _base_s(settings, text)
         for number, (load, contender) in enumerate(pairs, start=1):
             name = f"[{number}/{len(pairs)}] {load}, {contender.name}"
             run = StrategyRun(
@@ -138,8 +120,8 @@ def run_strategies(settings: StrategySettings, say: Say) -> StrategyComparison:
         settings=settings, base_s=base_s, figures=tuple(figures), files=()
     )
     files = [
-        _write(folder / RUNS_FILE, [_row(comparison, each) for each in figures]),
-        _write(folder / CURVE_FILE, _curve_rows(figures)),
+        write_rows(folder / RUNS_FILE, [_row(comparison, each) for each in figures]),
+        write_rows(folder / CURVE_FILE, _curve_rows(figures)),
     ]
     if can_draw():
         files.append(draw_strategies(figures, folder))
@@ -176,7 +158,7 @@ def _run(
         done = sum(each.sample_count for each in progression.at(progression.ended_s))
         return f"{name}: {done:,} of {run.sample_count:,} samples are trained"
 
-    points, snapshots = run_job(plan, scratch, read_point, said, say)
+    points, snapshots = run_job(plan, scratch, Point, said, say)
     # Evaluated now that no process needs the cores.
     every = math.ceil(len(snapshots) / _EVALUATED_MAX)
     shown = [*snapshots[:-1:every], snapshots[-1]]
@@ -270,10 +252,7 @@ def strategies_json(comparison: StrategyComparison) -> dict[str, object]:
     settings = comparison.settings
     link = settings.link
     return {
-        "schema_version": SCHEMA_VERSION,
-        "benchmark": "strategies",
-        "machine": machine(),
-        "versions": versions(),
+        **head("strategies"),
         "worker_count": settings.worker_count,
         "shard_count": SHARD_COUNT,
         "sample_count": settings.sample_count,
@@ -339,11 +318,3 @@ def _curve_rows(figures: Sequence[StrategyFigures]) -> list[dict[str, object]]:
         for each in figures
         for point in each.curve
     ]
-
-
-def _write(path: Path, rows: Sequence[dict[str, object]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path

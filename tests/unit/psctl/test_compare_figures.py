@@ -12,8 +12,8 @@ from psctl.compare.figures import (
     RunConditions,
     Step,
     figures_of,
-    read_step,
 )
+from psctl.compare.job import read_line
 from psctl.compare.loads import Load
 from psctl.compare.modes import parse_modes
 from psctl.compare.ratios import ratios_to_bsp
@@ -137,10 +137,10 @@ def test_an_accuracy_that_never_came_is_none() -> None:
 
 def test_a_line_of_a_worker_is_read_as_it_was_told() -> None:
     told = step(3, staleness=2)
-    assert read_step(told.to_line()) == told
+    assert read_line(Step, told.to_line()) == told
     for text in ("hello", "{}", '{"clock": 1}', "[1]"):
         with pytest.raises(CommandError, match="a worker printed"):
-            read_step(text)
+            read_line(Step, text)
 
 
 def figures() -> list[Figures]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from psctl.compare.characters import CONTEXT, Characters
+from psctl.compare.job import read_line
 from psctl.compare.loads import Load
 from psctl.compare.modes import parse_mode
 from psctl.compare.picture import draw_strategies, loss_limits
@@ -18,7 +19,6 @@ from psctl.compare.strategy_runs import (
     StrategyRun,
     figures_of,
     parse_link,
-    read_point,
 )
 from psctl.compare.with_strategies import (
     StrategyComparison,
@@ -165,12 +165,12 @@ def test_snapshots_from_before_and_after_a_run_are_left_out() -> None:
 
 
 def test_a_line_and_an_argument_are_read_as_they_were_written() -> None:
-    assert read_point(POINTS[1].to_line()) == POINTS[1]
+    assert read_line(Point, POINTS[1].to_line()) == POINTS[1]
     for name in ("bsp", "diloco:10%:lr=0.5+int8@ssp:3", "quorum:1"):
         run = _run(name, Load.STRAGGLER)
         assert StrategyRun.from_argument(run.to_argument()) == run
     with pytest.raises(CommandError, match="a worker printed 'what'"):
-        read_point("what")
+        read_line(Point, "what")
 
 
 def _comparison(tmp_path: Path) -> StrategyComparison:
