@@ -15,23 +15,15 @@ from psserver.logs import (
     RefusalLog,
     configure_logs,
 )
+from tests.doubles.manual_clock import ManualClock
 
 LOG = logging.getLogger("psserver.test")
-
-
-class Clock:
-    """Stands still until it is told."""
-
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def test_a_period_has_few_lines_and_the_next_says_how_many_there_were(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = Clock()
+    clock = ManualClock()
     refusals = RefusalLog(LOG, clock)
     for number in range(1000):
         refusals.warning("refused %d", number)
@@ -52,7 +44,7 @@ def test_a_period_has_few_lines_and_the_next_says_how_many_there_were(
 
 
 def test_few_lines_are_all_written(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
+    clock = ManualClock()
     refusals = RefusalLog(LOG, clock)
     for _ in range(20):
         clock.now_s += REFUSAL_PERIOD_S / REFUSAL_LINES_MAX
@@ -61,7 +53,7 @@ def test_few_lines_are_all_written(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_each_peer_has_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
+    clock = ManualClock()
     peers = PeerLog(LOG, clock)
     for _ in range(100):
         peers.warning("10.0.0.1", "why")
@@ -81,7 +73,7 @@ def test_any_number_of_peers_has_a_bounded_number_of_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An IPv6 host has as many addresses as it likes."""
-    clock = Clock()
+    clock = ManualClock()
     peers = PeerLog(LOG, clock)
     for number in range(10 * PEER_COUNT_MAX):
         peers.warning(f"peer {number}", "why")
@@ -96,7 +88,7 @@ def test_any_number_of_peers_has_a_bounded_number_of_lines(
 
 
 def test_an_error_has_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    RefusalLog(LOG, Clock()).warning("failed", error=OSError("x"))
+    RefusalLog(LOG, ManualClock()).warning("failed", error=OSError("x"))
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert record.exc_info is not None

@@ -3,19 +3,11 @@
 import pytest
 
 from pswire.end_signals import SAME_WISH_S, EndWish, Heard
-
-
-class Clock:
-    """Stands still until it is told."""
-
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.doubles.manual_clock import ManualClock
 
 
 def test_signals_of_one_moment_are_one_wish() -> None:
-    clock = Clock()
+    clock = ManualClock()
     wish = EndWish(clock)
     assert wish.hear() is Heard.FIRST
     assert wish.hear() is Heard.SAME
@@ -25,7 +17,7 @@ def test_signals_of_one_moment_are_one_wish() -> None:
 
 @pytest.mark.parametrize("later_s", [SAME_WISH_S, 60.0])
 def test_a_later_one_is_a_second_wish(later_s: float) -> None:
-    clock = Clock()
+    clock = ManualClock()
     wish = EndWish(clock)
     assert wish.hear() is Heard.FIRST
     clock.now_s += later_s
@@ -33,7 +25,7 @@ def test_a_later_one_is_a_second_wish(later_s: float) -> None:
 
 
 def test_the_moment_begins_with_the_first_and_ends() -> None:
-    clock = Clock()
+    clock = ManualClock()
     wish = EndWish(clock)
     heard = []
     for _ in range(5):

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -138,6 +139,8 @@ def test_uncaught_errors_are_shown_so(
     ended = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, check=False
     )
+    code = 0 if call != "go()" else -signal.SIGINT if kind == "KeyboardInterrupt" else 1
+    assert ended.returncode == code, ended  # one that something killed says nothing
     assert "in go\n" in ended.stderr
     assert kind in ended.stderr.splitlines()[-1]
     assert ("in deep" in ended.stderr) == is_whole

@@ -12,26 +12,17 @@ from pswire.limits import METRIC_COUNT_MAX, NUMBER_MAX
 from psworker import LocalConnection
 from psworker.errors import ClosedError, ConfigurationError
 from psworker.work_log import KINDS, WorkLog
-
-
-class Clock:
-    """`time.perf_counter` as a test sets it."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.doubles.manual_clock import ManualClock
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    made = ManualClock()
     monkeypatch.setattr("psworker.work_log.time.perf_counter", made)
     return made
 
 
-def test_each_second_counts_for_what_the_script_did_in_it(clock: Clock) -> None:
+def test_each_second_counts_for_what_the_script_did_in_it(clock: ManualClock) -> None:
     work = WorkLog()
     assert work.read().activity is Activity.UNKNOWN
     clock.now_s += 50
@@ -61,7 +52,7 @@ def test_each_second_counts_for_what_the_script_did_in_it(clock: Clock) -> None:
 
 
 def test_what_the_coordinator_takes_to_deal_data_is_not_the_loader_s(
-    clock: Clock,
+    clock: ManualClock,
 ) -> None:
     work = WorkLog()
     work.start()
@@ -78,7 +69,7 @@ def test_what_the_coordinator_takes_to_deal_data_is_not_the_loader_s(
     assert work.seconds == (0, 0, 1, 0, 0, 2)
 
 
-def test_a_thread_that_draws_ahead_is_not_the_script(clock: Clock) -> None:
+def test_a_thread_that_draws_ahead_is_not_the_script(clock: ManualClock) -> None:
     work = WorkLog()
     work.start()
     other = threading.Thread(target=work.enter, args=(Activity.LOADING,))
@@ -88,7 +79,7 @@ def test_a_thread_that_draws_ahead_is_not_the_script(clock: Clock) -> None:
 
 
 def test_who_waits_for_others_is_idle_whatever_it_sends_meanwhile(
-    clock: Clock,
+    clock: ManualClock,
 ) -> None:
     work = WorkLog()
     work.start()
@@ -102,7 +93,7 @@ def test_who_waits_for_others_is_idle_whatever_it_sends_meanwhile(
     assert work.read().seconds == (0, 5, 0, 0, 0, 7)
 
 
-def test_a_step_goes_on_after_the_wait_for_others(clock: Clock) -> None:
+def test_a_step_goes_on_after_the_wait_for_others(clock: ManualClock) -> None:
     """As in a group, whose leader pushes once all have offered their parts."""
     work = WorkLog()
     work.start()
@@ -118,7 +109,9 @@ def test_a_step_goes_on_after_the_wait_for_others(clock: Clock) -> None:
     assert work.read().seconds == (0, 0, 0, 4, 5, 3)
 
 
-def test_the_time_of_a_loader_is_that_until_each_batch_is_there(clock: Clock) -> None:
+def test_the_time_of_a_loader_is_that_until_each_batch_is_there(
+    clock: ManualClock,
+) -> None:
     def batches() -> Iterator[int]:
         for number in range(3):
             clock.now_s += 5

@@ -8,6 +8,7 @@ import pytest
 from psserver.edge import staging_calls
 from psserver.edge.staging_calls import StagingCall, StagingCalls, StagingPlaces
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
+from tests.doubles.manual_clock import ManualClock
 from tests.refusals import refused
 
 
@@ -82,19 +83,9 @@ async def test_a_call_that_is_over_is_not_ended_again() -> None:
         assert await older.next() == "a"
 
 
-class Clock:
-    """The time as a test sets it."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    found = ManualClock()
     monkeypatch.setattr(staging_calls, "_now_s", found)
     return found
 
@@ -155,7 +146,7 @@ async def test_nothing_is_read_of_a_call_without_a_place() -> None:
         await sender.end()
 
 
-async def test_the_one_that_is_waited_for_longest_gives_way(clock: Clock) -> None:
+async def test_the_one_that_is_waited_for_longest_gives_way(clock: ManualClock) -> None:
     """Over all its messages: one that sends a little now and then is no better."""
     places = places_for(2)
     slow = Sender(places, "a")
@@ -177,7 +168,7 @@ async def test_the_one_that_is_waited_for_longest_gives_way(clock: Clock) -> Non
         await sender.end()
 
 
-async def test_nobody_gives_way_while_there_is_room(clock: Clock) -> None:
+async def test_nobody_gives_way_while_there_is_room(clock: ManualClock) -> None:
     places = places_for(2)
     slow = Sender(places, "a")
     await settled()
@@ -188,7 +179,7 @@ async def test_nobody_gives_way_while_there_is_room(clock: Clock) -> None:
         await sender.end()
 
 
-async def test_one_gives_way_for_one(clock: Clock) -> None:
+async def test_one_gives_way_for_one(clock: ManualClock) -> None:
     places = places_for(2)
     slow = [Sender(places, "a"), Sender(places, "b")]
     await settled()
@@ -277,7 +268,7 @@ async def test_beyond_the_bytes_the_newest_gives_way_and_the_oldest_is_done() ->
     assert places.byte_count == 0
 
 
-async def test_beyond_the_bytes_the_slow_gives_way_first(clock: Clock) -> None:
+async def test_beyond_the_bytes_the_slow_gives_way_first(clock: ManualClock) -> None:
     places = places_for(3)
     slow = Sender(places, "first", "x" * 60)
     await settled()

@@ -6,16 +6,9 @@ import pytest
 from pswire.awaited import Awaited
 from psworker.transport.values import Waiting
 from psworker.transport.waiting_log import WaitingLog, saying_whom
+from tests.doubles.manual_clock import ManualClock
 
 WAITING = Waiting(42, 5000, "", (Awaited("w2", 41, 7000), Awaited("w3", 0, -1)))
-
-
-class ManualClock:
-    def __init__(self) -> None:
-        self.seconds = 100.0
-
-    def __call__(self) -> float:
-        return self.seconds
 
 
 def test_waiting_names_everyone_with_its_step() -> None:
@@ -35,7 +28,7 @@ def test_all_shards_together_say_one_line_at_growing_intervals(
     log = WaitingLog(clock)
     with caplog.at_level(logging.WARNING, "psworker"):
         for seconds in (5.0, 5.01, 5.02, 10.0, 10.01, 15.0, 20.0, 20.01):
-            clock.seconds = 100 + seconds
+            clock.now_s = 100 + seconds
             log.note(WAITING)
 
     assert [record.getMessage() for record in caplog.records] == [
@@ -50,7 +43,7 @@ def test_a_reminder_says_nothing_early(caplog: pytest.LogCaptureFixture) -> None
     log = WaitingLog(clock)
     with caplog.at_level(logging.WARNING, "psworker"):
         for seconds in (1.0, 4.9, 5.0, 7.0, 10.0, 15.0, 20.0):
-            clock.seconds = 100 + seconds
+            clock.now_s = 100 + seconds
             log.remind("w1 to join")
 
     assert [record.getMessage() for record in caplog.records] == [
@@ -67,7 +60,7 @@ def test_a_wait_of_the_whole_job_is_told_apart_from_that_of_the_worker(
     log = WaitingLog(clock)
     with caplog.at_level(logging.WARNING, "psworker"):
         for seconds, job_waited_s in ((5.0, 310.0), (10.0, 12.0)):
-            clock.seconds = 100 + seconds
+            clock.now_s = 100 + seconds
             log.remind("1 more worker to call prepare()", job_waited_s=job_waited_s)
 
     assert [record.getMessage() for record in caplog.records] == [
