@@ -60,7 +60,9 @@ class Strategy:
             to what `take` takes.
         pulls_first: Whether the anchor is pulled anew just before `push` is asked.
         inner_state: What becomes of the inner optimizer's state at each round: it is
-            kept, reset, or averaged over the workers.
+            kept, reset, or averaged over the workers. Not averaged with `taken_after`:
+            the mean would put back what steps beside the push have changed, and added
+            as a difference it could make Adam's second moments negative.
         shared: Names of attributes that are the same in all workers of a job, as is
             the class, and the outer optimizer with its numbers. `prepare` refuses a
             worker that has them otherwise than the job.
