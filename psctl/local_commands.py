@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,9 @@ from pswire.limits import NUMBER_MAX, STALENESS_BOUND_DEFAULT
 from pswire.membership import BOUNDED_MODES, Mode
 from pswire.number_range import NumberRange
 from pswire.options import MODES_TEXT, choice_option, count_option, number_option
+
+if TYPE_CHECKING:
+    from psctl.compare.loads import Load
 
 
 class DemoData(StrEnum):
@@ -226,27 +229,16 @@ def compare(
             "only --strategies are compared on a link", param_hint="--link"
         )
     if attack is not None:
-        from psctl.compare.attacks import parse_attacks, parse_rules
-        from psctl.compare.under_attack import (
-            AttackSettings,
-            attacks_json,
-            attacks_text,
-            run_attacks,
-        )
-
-        worker_count = workers or 8
-        of_attacks = AttackSettings(
-            attacks=parsed("--attack", lambda: parse_attacks(attack, worker_count)),
-            rules=parsed("--rules", lambda: parse_rules(rules, worker_count)),
-            worker_count=worker_count,
+        _compare_under_attack(
+            attack,
+            rules,
+            worker_count=workers or 8,
             sample_count=samples or 153_600,
             seed=seed,
             snapshot_interval_s=snapshot_interval,
             out=out,
+            as_json=as_json,
         )
-        with interruptible():
-            attacked = run_attacks(of_attacks, say)
-        show(as_json, attacks_json(attacked), attacks_text(attacked))
         return
     from psctl.compare.loads import parse_loads
 
@@ -255,32 +247,19 @@ def compare(
         loads = "hiccups,straggler" if strategies is None else "even"
     parsed_loads = parsed("--loads", lambda: parse_loads(loads))
     if strategies is not None:
-        from psctl.compare.strategies import parse_contenders
-        from psctl.compare.strategy_runs import parse_link
-        from psctl.compare.with_strategies import (
-            StrategySettings,
-            run_strategies,
-            strategies_json,
-            strategies_text,
-        )
-
-        of_strategies = StrategySettings(
-            contenders=parsed(
-                "--strategies", lambda: parse_contenders(strategies, worker_count)
-            ),
-            loads=parsed_loads,
-            link=None if link is None else parsed("--link", lambda: parse_link(link)),
+        _compare_strategies(
+            strategies,
+            parsed_loads,
+            link=link,
+            batch_size=batch,
             worker_count=worker_count,
             sample_count=samples or 128_000,
-            batch_size=batch,
             base_ms=base_ms,
             seed=seed,
             snapshot_interval_s=snapshot_interval,
             out=out,
+            as_json=as_json,
         )
-        with interruptible():
-            trained = run_strategies(of_strategies, say)
-        show(as_json, strategies_json(trained), strategies_text(trained))
         return
     from psctl.compare.command import run_comparison
     from psctl.compare.modes import parse_modes
@@ -300,3 +279,78 @@ def compare(
     with interruptible():
         comparison = run_comparison(settings, say)
     show(as_json, comparison_json(comparison), comparison_text(comparison))
+
+
+def _compare_under_attack(
+    attack: str,
+    rules: str,
+    *,
+    worker_count: int,
+    sample_count: int,
+    seed: int,
+    snapshot_interval_s: float,
+    out: Path,
+    as_json: bool,
+) -> None:
+    from psctl.compare.attacks import parse_attacks, parse_rules
+    from psctl.compare.under_attack import (
+        AttackSettings,
+        attacks_json,
+        attacks_text,
+        run_attacks,
+    )
+
+    of_attacks = AttackSettings(
+        attacks=parsed("--attack", lambda: parse_attacks(attack, worker_count)),
+        rules=parsed("--rules", lambda: parse_rules(rules, worker_count)),
+        worker_count=worker_count,
+        sample_count=sample_count,
+        seed=seed,
+        snapshot_interval_s=snapshot_interval_s,
+        out=out,
+    )
+    with interruptible():
+        attacked = run_attacks(of_attacks, say)
+    show(as_json, attacks_json(attacked), attacks_text(attacked))
+
+
+def _compare_strategies(
+    strategies: str,
+    loads: "tuple[Load, ...]",
+    *,
+    link: str | None,
+    batch_size: int,
+    worker_count: int,
+    sample_count: int,
+    base_ms: float | None,
+    seed: int,
+    snapshot_interval_s: float,
+    out: Path,
+    as_json: bool,
+) -> None:
+    from psctl.compare.strategies import parse_contenders
+    from psctl.compare.strategy_runs import parse_link
+    from psctl.compare.with_strategies import (
+        StrategySettings,
+        run_strategies,
+        strategies_json,
+        strategies_text,
+    )
+
+    of_strategies = StrategySettings(
+        contenders=parsed(
+            "--strategies", lambda: parse_contenders(strategies, worker_count)
+        ),
+        loads=loads,
+        link=None if link is None else parsed("--link", lambda: parse_link(link)),
+        worker_count=worker_count,
+        sample_count=sample_count,
+        batch_size=batch_size,
+        base_ms=base_ms,
+        seed=seed,
+        snapshot_interval_s=snapshot_interval_s,
+        out=out,
+    )
+    with interruptible():
+        trained = run_strategies(of_strategies, say)
+    show(as_json, strategies_json(trained), strategies_text(trained))
