@@ -19,7 +19,7 @@ from pswire.shared_memory.segments import SegmentError, boot_id
 
 pytestmark = pytest.mark.skipif(not boot_id(), reason="Linux only")
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0
 
 
 @asynccontextmanager
