@@ -11,11 +11,17 @@ from torch import nn
 
 from pswire.checkpoint.registered_state import NotStorableError
 from pswire.limits import NUMBER_MAX
+from pswire.number_range import NumberRange
 from psworker.backends.backend import Backend
 from psworker.backends.local import Local
 from psworker.data import LeasedLoader, Split
 from psworker.data.splitting import check_recorded, to_record
-from psworker.errors import ConfigurationError, refuse_closed, refuse_name
+from psworker.errors import (
+    ConfigurationError,
+    refuse_closed,
+    refuse_name,
+    refuse_numbers,
+)
 from psworker.left_behind import reduced
 from psworker.member.script_state import HasState, RewindCallback
 from psworker.optim.buffer_policies import BufferChoice
@@ -353,11 +359,7 @@ class Connection:
                 "note_tokens() is for a strategy that weighs by tokens: give prepare() "
                 "one first, such as strategy=psworker.DecoupledDiLoCo()"
             )
-        if not isinstance(count, int) or not 0 <= count <= NUMBER_MAX:
-            raise ConfigurationError(
-                f"note_tokens({count!r}) got no number of tokens: give a whole number "
-                "from 0 on"
-            )
+        refuse_numbers(NumberRange(0, NUMBER_MAX, unit="tokens"), count=count)
         self._engine.note_tokens(count)
 
     @at_entrance
@@ -502,7 +504,11 @@ class Connection:
         else:
             if self._engine is not None:
                 self._calls.refuse_within("ps.close()")  # before anything is done
-                self._engine.close()
+                try:
+                    self._engine.close()
+                except Exception:  # of the script's own strategy
+                    self._in_turn("ps.close()", lambda: self._end(leaves=True))
+                    raise
             self._in_turn("ps.close()", lambda: self._end(leaves=True))
 
     def _end(self, *, leaves: bool) -> None:

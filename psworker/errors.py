@@ -41,6 +41,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pswire.names import name_problem, worker_id_problem
+from pswire.number_range import NumberRange
 from pswire.reasons import ErrorReason, Refusal
 
 
@@ -238,6 +239,23 @@ def refuse_name(what: str, name: str, cure: str) -> None:
 def refuse_worker_id(worker_id: str, cure: str) -> None:
     """Checks the wanted id of a worker, as `refuse_name`."""
     _refuse("worker id", worker_id, worker_id_problem(worker_id), cure)
+
+
+def refuse_numbers(allowed: NumberRange, owner: str = "", **given: object) -> None:
+    """Checks numbers that a user gives.
+
+    Args:
+        allowed: Which ones may be.
+        owner: What has them, where the call that is under way does not say it.
+        given: The numbers, by their names.
+
+    Raises:
+        ConfigurationError: One is none, or out of range.
+    """
+    prefix = f"{owner}: " if owner else ""
+    for name, number in given.items():
+        if problem := allowed.problem(number):
+            raise ConfigurationError(f"{prefix}{name}={problem}")
 
 
 def _refuse(what: str, name: str, problem: str, cure: str) -> None:

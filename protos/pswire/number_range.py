@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """Numbers from a least to a most one, both included.
+    """Numbers from a least to a most one, both included unless it is said.
 
     Attributes:
         least: The least one.
@@ -17,6 +17,7 @@ class NumberRange:
         unit: What they count, as in `seconds`; empty where the setting says it.
         why: Why others are refused, and what to do; empty where it is plain.
         is_above: Whether `least` itself is refused.
+        is_below: Whether `most` itself is refused.
     """
 
     least: float
@@ -24,13 +25,15 @@ class NumberRange:
     unit: str = ""
     why: str = ""
     is_above: bool = False
+    is_below: bool = False
 
     def problem(self, given: object) -> str:
         """Why a value is refused, in words; empty where it may be."""
         if isinstance(given, int | float) and not isinstance(given, bool):
             is_kind = isinstance(given, int) or not self.is_whole
             is_enough = given > self.least if self.is_above else given >= self.least
-            if is_kind and is_enough and given <= self.most:  # nan is neither
+            fits = given < self.most if self.is_below else given <= self.most
+            if is_kind and is_enough and fits:  # nan is neither
                 return ""
         return self._problem(repr(given))
 
@@ -58,13 +61,11 @@ class NumberRange:
     def _problem(self, given: str) -> str:
         kind = "a whole number" if self.is_whole else "a number"
         unit = f" of {self.unit}" if self.unit else ""
-        least = (
-            f"above {_plain(self.least)}, at most"
-            if self.is_above
-            else f"from {_plain(self.least)} to"
-        )
+        least = f"{'above' if self.is_above else 'from'} {_plain(self.least)}"
+        to = " to" if not self.is_above else ", at most"
+        most = f"{', less than' if self.is_below else to} {_plain(self.most)}"
         why = f": {self.why}" if self.why else ""
-        return f"{given} is not {kind}{unit} {least} {_plain(self.most)}{why}"
+        return f"{given} is not {kind}{unit} {least}{most}{why}"
 
 
 def _plain(number: float) -> str:

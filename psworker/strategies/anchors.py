@@ -60,18 +60,20 @@ class Fragment:
             ConfigurationError: That is not a tensor, or None, for each parameter;
                 nothing was changed.
         """
-        if len(pushed) != len(self.anchor):
+        if not isinstance(pushed, Sequence) or len(pushed) != len(self.anchor):
+            kind = type(pushed).__name__
+            count = len(pushed) if isinstance(pushed, Sequence) else "no"
             raise ConfigurationError(
-                f"push() of the strategy returned {len(pushed)} tensors for "
-                f"{len(self.anchor)} parameters: return one for each in their order, "
-                "or None for one that is left as it is"
+                f"push() of the strategy returned a {kind} of {count} tensors for "
+                f"{len(self.anchor)} parameters: return a list of one for each in "
+                "their order, or None for one that is left as it is"
             )
         for parameter, gradient in zip(self.anchor, pushed, strict=True):
-            if gradient is not None and gradient.shape != parameter.shape:
+            if gradient is not None and _kind_of(gradient) != _kind_of(parameter):
                 raise ConfigurationError(
-                    "push() of the strategy returned a tensor of shape "
-                    f"{list(gradient.shape)} for a parameter of shape "
-                    f"{list(parameter.shape)}: return one of its parameter's shape"
+                    f"push() of the strategy returned {_kind_of(gradient)} for "
+                    f"{_kind_of(parameter)}: return a tensor of its parameter's shape, "
+                    "dtype and device"
                 )
         for parameter, gradient in zip(self.anchor, pushed, strict=True):
             parameter.grad = gradient
@@ -80,6 +82,14 @@ class Fragment:
         """Forgets what was pushed."""
         for parameter in self.anchor:
             parameter.grad = None
+
+
+def _kind_of(value: object) -> str:
+    """What a gradient must have of its parameter, in words."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)[:80]
+    kind = str(value.dtype).removeprefix("torch.")
+    return f"a {kind} tensor of shape {list(value.shape)} on {value.device}"
 
 
 class Anchors:

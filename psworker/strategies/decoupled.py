@@ -20,6 +20,11 @@ class DecoupledDiLoCo(StreamingDiLoCo):
     what it has trained, and pushes that later. A worker that is stopped, lost or slow
     halts nobody.
 
+    The paper has 24 fragments, `every=24` and `taken_after=2`, a quorum of 1, takes all
+    of what comes back (`own_share=0`) and averages but for embeddings by `--aggregation
+    radial`. It gives no numbers of the outer optimizer. The defaults here are those of
+    `StreamingDiLoCo`, as a small model does not go into 24 fragments.
+
     Each push counts as tokens x (tokens / steps) since the worker's last push of that
     fragment: a worker that is fast, or has large batches, more. See
     `Connection.note_tokens`; where none are noted samples stand for tokens.

@@ -6,9 +6,11 @@ import torch
 from typing_extensions import override
 
 from pswire.delayed_nesterov import DelayedNesterov
+from pswire.number_range import NumberRange
+from psworker.errors import refuse_numbers
 from psworker.strategies.local_steps import LocalSteps
 from psworker.strategies.pace import Every, Pace
-from psworker.strategies.strategy import Tensors
+from psworker.strategies.strategy import RATE, SHARE, Tensors
 
 
 class AsyncLocalSGD(LocalSteps):
@@ -42,17 +44,20 @@ class AsyncLocalSGD(LocalSteps):
             activation: How much of the momentum the arrivals between apply.
 
         Raises:
-            ConfigurationError: `every` is no number of steps.
-            ValueError: A value of the outer optimizer is out of its range.
+            ConfigurationError: A number is out of its range.
         """
         super().__init__(every)
+        refuse_numbers(RATE, lr=lr)
+        refuse_numbers(SHARE, momentum=momentum)
+        refuse_numbers(NumberRange(1, 1_000_000), buffer_size=buffer_size)
+        all_of_it = NumberRange(0.0, 1 / buffer_size, why="that is 1 / buffer_size")
+        refuse_numbers(all_of_it, activation=activation)
         self._outer_values = {
             "lr": lr,
             "momentum": momentum,
             "buffer_size": buffer_size,
             "activation": activation,
         }
-        self.outer([torch.zeros(1)])  # so that bad values are refused here
 
     @override
     def outer(self, parameters: Tensors) -> torch.optim.Optimizer:

@@ -1,15 +1,23 @@
 """DiLoCo: many local steps, and Nesterov's momentum over their mean."""
 
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from typing_extensions import override
 
-from psworker.errors import ConfigurationError
+from pswire.number_range import NumberRange
+from psworker.errors import refuse_numbers
 from psworker.strategies.local_steps import LocalSteps
 from psworker.strategies.pace import STEP_COUNT_MAX, Every, Pace
-from psworker.strategies.strategy import FragmentOrder, InnerState, Tensors
+from psworker.strategies.strategy import (
+    RATE,
+    SHARE,
+    FragmentOrder,
+    InnerState,
+    Tensors,
+)
 
 
 class DiLoCo(LocalSteps):
@@ -38,8 +46,10 @@ class DiLoCo(LocalSteps):
             inner_state: What becomes of the inner optimizer's state at each round.
 
         Raises:
-            ConfigurationError: `every` is no number of local steps.
+            ConfigurationError: A number is out of its range.
         """
+        refuse_numbers(RATE, lr=lr)
+        refuse_numbers(SHARE, momentum=momentum)
         outer = partial(
             torch.optim.SGD, lr=lr, momentum=momentum, nesterov=momentum > 0
         )
@@ -94,30 +104,18 @@ class StreamingDiLoCo(DiLoCo):
         """
         super().__init__(every, lr=lr, momentum=momentum, inner_state=inner_state)
         step_count = every if isinstance(every, int) else STEP_COUNT_MAX
-        if not isinstance(fragment_count, int) or not 1 <= fragment_count <= step_count:
-            raise ConfigurationError(
-                f"fragment_count={fragment_count!r} does not go with every={every}: "
-                "each fragment is pushed once in so many local steps, so give at least "
-                "1 and at most as many as there are steps"
-            )
-        if (
-            not isinstance(taken_after, int)
-            or taken_after < self.taken_after_min
-            or taken_after * fragment_count > step_count
-        ):
-            raise ConfigurationError(
-                f"taken_after={taken_after!r} does not go with every={every} and "
-                f"fragment_count={fragment_count}: one push is under way at a time, so "
-                f"give a whole number from {self.taken_after_min} to every / "
-                "fragment_count"
-            )
+        why = f"each fragment is pushed once in the steps of every={every}"
+        refuse_numbers(
+            NumberRange(1, step_count, why=why), fragment_count=fragment_count
+        )
+        most, why = step_count // fragment_count, f"{why}, and one at a time"
+        refuse_numbers(
+            NumberRange(self.taken_after_min, most, why=why), taken_after=taken_after
+        )
         self.keeps_trained = own_share == "trained"
         share = 0.0 if own_share == "trained" else own_share
-        if not isinstance(share, float | int) or not 0 <= share < 1:
-            raise ConfigurationError(
-                f"own_share={own_share!r} is no share: give a number from 0, which "
-                'takes all of the job\'s values, to less than 1, or "trained"'
-            )
+        or_trained = replace(SHARE, why='give one, or "trained"')
+        refuse_numbers(or_trained, own_share=share)
         self.fragment_count = fragment_count
         self.fragment_order = fragment_order
         self.taken_after = taken_after

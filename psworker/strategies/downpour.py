@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from psworker.errors import ConfigurationError
+from psworker.errors import ConfigurationError, refuse_numbers
 from psworker.strategies.local_steps import LocalSteps, Outer
-from psworker.strategies.pace import check_steps
+from psworker.strategies.pace import STEPS
 from psworker.strategies.rounds import Progress
 from psworker.strategies.strategy import Tensors
 
@@ -39,10 +39,10 @@ class Downpour(LocalSteps):
         Raises:
             ConfigurationError: A value is out of its range.
         """
-        check_steps("n_push", n_push)
+        refuse_numbers(STEPS, n_push=n_push)
         super().__init__(n_push, outer)
         fetched_after = n_push if n_fetch is None else n_fetch
-        check_steps("n_fetch", fetched_after)
+        refuse_numbers(STEPS, n_fetch=fetched_after)
         if fetched_after % n_push:
             raise ConfigurationError(
                 f"n_fetch={n_fetch!r} is no multiple of n_push={n_push}: values come "

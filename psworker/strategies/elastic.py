@@ -1,15 +1,20 @@
 """Elastic averaging: workers keep their own values, which a force draws together."""
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 from typing_extensions import override
 
-from psworker.errors import ConfigurationError
+from pswire.number_range import NumberRange
+from psworker.errors import refuse_numbers
 from psworker.strategies.local_steps import LocalSteps
 from psworker.strategies.pace import Every, Pace
 from psworker.strategies.rounds import Progress
 from psworker.strategies.strategy import Tensors
+
+_BETA: Final = NumberRange(
+    0.0, 1.0, why="by more the anchor would pass the workers' mean", is_above=True
+)
 
 
 class EASGD(LocalSteps):
@@ -42,11 +47,7 @@ class EASGD(LocalSteps):
             ConfigurationError: A value is out of its range.
         """
         super().__init__(every)
-        if not 0.0 < beta <= 1.0:
-            raise ConfigurationError(
-                f"beta={beta!r} is not in 0 to 1: by more than 1 the anchor would move "
-                "beyond the workers' mean; the paper takes 0.9"
-            )
+        refuse_numbers(_BETA, beta=beta)
         self.beta = beta
         # Of a push that is not taken yet: the difference, alpha, and what tells whether
         # the worker's values are those that it is of.

@@ -32,8 +32,10 @@ from psworker.strategies.outer_steps import LATE_TEXT, OuterSteps
 from psworker.strategies.rounds import Progress
 from psworker.strategies.strategy import (
     Strategy,
+    answer_of,
     check_strategy,
     mode_problem,
+    outer_of,
     terms_of,
 )
 
@@ -101,7 +103,7 @@ class Engine:
         self._has_turns = kind.takes_part is not Strategy.takes_part
         self._counts_samples = False
         self._is_closed = False
-        outers = [_outer_of(strategy, each.anchor) for each in anchors.fragments]
+        outers = [outer_of(strategy, each.anchor) for each in anchors.fragments]
         twins = _twins_of(call, anchors, outers, inner.model)
         replaced = backend.join(
             twins,
@@ -164,8 +166,9 @@ class Engine:
         if not self._has_turns or self._rounds.takes_part:
             return
         self._begin()
-        while self._rounds.is_clean and not self._strategy.takes_part(
-            self._outer_steps.turn
+        takes_part = self._strategy.takes_part
+        while self._rounds.is_clean and not answer_of(
+            takes_part, self._outer_steps.turn
         ):
             self._outer_steps.push_nothing()
             self._begin()
@@ -283,7 +286,7 @@ class Engine:
     def _is_due(self) -> bool:
         """Whether a push is due; shows how long the round is, where that is new."""
         progress = self._outer_steps.progress
-        is_due = self._strategy.is_due(progress)
+        is_due = answer_of(self._strategy.is_due, progress)
         steps = self._strategy.round_step_count or 0
         if steps != self._backend.work.round_step_count:
             self._show_round(steps, progress)
@@ -355,22 +358,3 @@ def _buffer_choice(
     if inner_state is not None:
         choice[f"{INNER_STATE_MODEL}.*"] = "mean"
     return choice
-
-
-def _outer_of(strategy: Strategy, parameters: list[torch.Tensor]) -> Optimizer:
-    """The outer optimizer of a fragment.
-
-    Raises:
-        ConfigurationError: It is none, or of other parameters.
-    """
-    outer = strategy.outer(parameters)
-    groups = outer.param_groups if isinstance(outer, Optimizer) else []
-    held = {id(each) for group in groups for each in group["params"]}
-    if held != {id(each) for each in parameters}:
-        raise ConfigurationError(
-            f"the outer optimizer of {type(strategy).__name__} is a "
-            f"{type(outer).__name__} of {len(held)} parameters, and there are "
-            f"{len(parameters)}: have outer(parameters) return one of all that it is "
-            "given, such as torch.optim.SGD(parameters, lr=0.7)"
-        )
-    return outer

@@ -1,15 +1,21 @@
 """Federated averaging: in each round a part of the workers trains by itself."""
 
 import hashlib
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 from typing_extensions import override
 
-from psworker.errors import ConfigurationError
+from pswire.limits import NUMBER_MAX
+from pswire.number_range import NumberRange
+from psworker.errors import refuse_numbers
 from psworker.strategies.local_steps import LocalSteps
 from psworker.strategies.pace import Every, Pace
 from psworker.strategies.strategy import Tensors, Turn
+
+_FRACTION: Final = NumberRange(
+    0.0, 1.0, why="it is a share of the workers, of whom at least one trains"
+)
 
 
 class FedAvg(LocalSteps):
@@ -40,11 +46,8 @@ class FedAvg(LocalSteps):
             ConfigurationError: A value is out of its range.
         """
         super().__init__(every)
-        if not 0.0 <= fraction <= 1.0:
-            raise ConfigurationError(
-                f"fraction={fraction!r} is no share of the workers: give 0 to 1; in "
-                "each round at least one trains"
-            )
+        refuse_numbers(_FRACTION, fraction=fraction)
+        refuse_numbers(NumberRange(0, NUMBER_MAX), seed=seed)
         self.fraction = fraction
         self.seed = seed
 
@@ -85,8 +88,7 @@ class FedProx(FedAvg):
             ConfigurationError: A value is out of its range.
         """
         super().__init__(every, fraction=fraction, seed=seed)
-        if not mu >= 0.0:
-            raise ConfigurationError(f"mu={mu!r} must be at least 0")
+        refuse_numbers(NumberRange(0.0, 1e6), mu=mu)
         self.mu = mu
 
     @override

@@ -7,7 +7,9 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from psworker.errors import ConfigurationError
+from pswire.limits import NUMBER_MAX
+from pswire.number_range import NumberRange
+from psworker.errors import ConfigurationError, refuse_numbers
 from psworker.strategies.pace import Every, Pace, pace_of
 from psworker.strategies.rounds import Progress
 from psworker.strategies.strategy import InnerState, Strategy, Tensors
@@ -116,11 +118,7 @@ class PostLocalSGD(ModelAveraging):
             ConfigurationError: One of the two is no number of steps.
         """
         super().__init__(every, inner_state=inner_state)
-        if not isinstance(first_steps, int) or first_steps < 0:
-            raise ConfigurationError(
-                f"first_steps={first_steps!r} is no number of steps: give a whole "
-                "number from 0 on"
-            )
+        refuse_numbers(NumberRange(0, NUMBER_MAX), first_steps=first_steps)
         self.first_steps = first_steps
 
     @override

@@ -1,7 +1,7 @@
 """The outer steps of a worker: what it pushes, and takes once the job has answered."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -9,8 +9,9 @@ import torch
 from pswire.activity import Activity
 from pswire.leased_data import DataRange
 from pswire.membership import Mode
+from pswire.number_range import NumberRange
 from psworker.backends.backend import Backend
-from psworker.errors import StepTimeoutError
+from psworker.errors import ConfigurationError, StepTimeoutError, refuse_numbers
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import RoundPush
 from psworker.strategies.anchors import Anchors
@@ -23,10 +24,18 @@ from psworker.strategies.rounds import (
     fragment_in_turn,
 )
 from psworker.strategies.sender import Sender
-from psworker.strategies.strategy import Strategy, Turn, mode_problem
+from psworker.strategies.strategy import (
+    Strategy,
+    Turn,
+    answer_of,
+    mode_problem,
+    weight_of,
+)
 from psworker.transport.values import DrawnData
 
 logger: Final = logging.getLogger("psworker")
+
+_FINITE: Final = NumberRange(-1e30, 1e30)
 
 
 LAST_MISSED_COUNT_MAX: Final = 3
@@ -172,6 +181,8 @@ class OuterSteps:
             self._worker.pull()
             if self.has_rejoined():
                 return
+        weight = weight_of(self._strategy, progress)
+        self._set_hyperparameters(progress)
         with torch.no_grad():
             pushed = self._strategy.push(fragment.anchor, fragment.local, progress)
             self._inner.send()
@@ -183,7 +194,7 @@ class OuterSteps:
             self._anchors.keep()
         self._clock = progress.clock
         self._push_before = self._backend.place.last_push
-        self._weight = float(self._strategy.weight(progress))
+        self._weight = weight
         self.rounds.begin(progress.fragment)
         self._send(is_beside=is_beside)
         if not is_beside:
@@ -280,6 +291,26 @@ class OuterSteps:
         if rounds.sent is not None and rounds.is_settled:
             self._take(rounds.sent.fragment)
             rounds.take()  # last: Ctrl-C may come before, and it is taken again then
+
+    def _set_hyperparameters(self, progress: Progress) -> None:
+        """Sets what the strategy says of the optimizer of the next push.
+
+        Raises:
+            ConfigurationError: It is none of the optimizer, or no number; nothing was
+                changed.
+        """
+        values: object = answer_of(self._strategy.outer_hyperparameters, progress)
+        groups = self._optimizers[progress.fragment].param_groups
+        known = groups[0].keys() - {"params"}
+        owner = f"{type(self._strategy).__name__}.outer_hyperparameters()"
+        if not isinstance(values, Mapping) or values.keys() - known:
+            raise ConfigurationError(
+                f"{owner} returned {values!r}: have it return a dict of numbers, by "
+                f"their names in the outer optimizer: {', '.join(sorted(known))}"
+            )
+        refuse_numbers(_FINITE, owner, **values)
+        for group in groups:
+            group.update(values)
 
     def _look_at_mode(self, clock: int) -> None:
         """Warns where the job was changed to a mode that the strategy is not for."""

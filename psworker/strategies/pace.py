@@ -6,16 +6,19 @@ Pure. `every=` of a strategy takes a number, `Growing` or `ShareOfTime`.
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
 
 from typing_extensions import override
 
-from psworker.errors import ConfigurationError
+from pswire.number_range import NumberRange
+from psworker.errors import refuse_numbers
 from psworker.strategies.rounds import Progress
 
 STEP_COUNT_MAX: Final = 1_000_000
 """Of a round. More is a mistake: a job would hardly ever hear of the worker."""
+
+STEPS: Final = NumberRange(1, STEP_COUNT_MAX, unit="local steps")
 
 FIRST_DEFAULT: Final = 10
 MOST_DEFAULT: Final = 1000
@@ -28,6 +31,8 @@ _KEPT: Final = 1.25
 _GROWTH_MAX: Final = 4
 """Times that H grows or shrinks at once: one odd measurement must not end a job's
 exchanges for hours."""
+_GROWTH: Final = NumberRange(0.0, 1e6, unit="local steps", is_above=True)
+_SHARE: Final = NumberRange(0.0, 1.0, is_above=True, is_below=True)
 _STEP_WINDOW: Final = 64
 _PUSH_WINDOW: Final = 5
 """Steps and pushes whose times count."""
@@ -61,9 +66,6 @@ class Fixed(Pace):
 
     steps: int
 
-    def __post_init__(self) -> None:
-        check_steps("every", self.steps)
-
     @override
     def step_count(
         self, before: int | None, progress: Progress, fragment_count: int = 1
@@ -93,13 +95,9 @@ class Growing(Pace):
     most: int = MOST_DEFAULT
 
     def __post_init__(self) -> None:
-        check_steps("Growing(first)", self.first)
-        check_steps("Growing(most)", self.most, least=self.first)
-        if not (0 < self.by <= STEP_COUNT_MAX):
-            raise ConfigurationError(
-                f"Growing(by={self.by!r}) is no growth: give the steps that each round "
-                "has more than the one before it, such as 1 or 0.5"
-            )
+        refuse_numbers(STEPS, "Growing", first=self.first)
+        refuse_numbers(replace(STEPS, least=self.first), "Growing", most=self.most)
+        refuse_numbers(_GROWTH, "Growing", by=self.by)
 
     @override
     def step_count(
@@ -138,14 +136,9 @@ class ShareOfTime(Pace):
     first: int = FIRST_DEFAULT
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise ConfigurationError(
-                f"ShareOfTime({self.share!r}) is no share: give a number between 0 and "
-                "1, such as 0.1 for at most a tenth of the time"
-            )
-        check_steps("ShareOfTime(least)", self.least)
-        check_steps("ShareOfTime(most)", self.most, least=self.least)
-        check_steps("ShareOfTime(first)", self.first)
+        refuse_numbers(_SHARE, "ShareOfTime", share=self.share)
+        refuse_numbers(STEPS, "ShareOfTime", least=self.least, first=self.first)
+        refuse_numbers(replace(STEPS, least=self.least), "ShareOfTime", most=self.most)
 
     @override
     def step_count(
@@ -167,6 +160,10 @@ class ShareOfTime(Pace):
         return min(max(steps, self.least), self.most)
 
 
+_EVERY: Final = replace(
+    STEPS, why="give one, psworker.Growing(...) or psworker.ShareOfTime(share)"
+)
+
 Every = int | Growing | ShareOfTime
 """What `every=` takes."""
 
@@ -177,13 +174,10 @@ def pace_of(every: Every | Pace) -> Pace:
     Raises:
         ConfigurationError: It is none.
     """
-    if isinstance(every, bool) or not isinstance(every, int):
-        if isinstance(every, Pace) and not isinstance(every, type):
-            return every
-        raise ConfigurationError(
-            f"every={every!r} is no number of steps: give an int, "
-            "psworker.Growing(...) or psworker.ShareOfTime(share)"
-        )
+    if isinstance(every, Pace) and not isinstance(every, type):
+        return every
+    refuse_numbers(_EVERY, every=every)
+    assert isinstance(every, int), "it was checked"
     return Fixed(every)
 
 
@@ -238,17 +232,3 @@ class Timing:
     def exchange_s(self) -> float:
         """Of a push's traffic; 0 before the first."""
         return sum(self._pushes_s) / max(1, len(self._pushes_s))
-
-
-def check_steps(name: str, steps: int, *, least: int = 1) -> None:
-    """Checks a number of local steps that a user gives.
-
-    Raises:
-        ConfigurationError: It is none, or out of range.
-    """
-    is_count = isinstance(steps, int) and not isinstance(steps, bool)
-    if not is_count or not least <= steps <= STEP_COUNT_MAX:
-        raise ConfigurationError(
-            f"{name}={steps!r} is no number of steps: give a whole number from {least} "
-            f"to {STEP_COUNT_MAX:,}"
-        )

@@ -1,13 +1,22 @@
 """What a strategy of local steps answers; a paper's algorithm is a subclass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Final, Literal, ParamSpec, TypeVar, get_args
 
 import torch
+from torch.optim import Optimizer
 
+from pswire.limits import NUMBER_MAX
+from pswire.membership import Mode
+from pswire.number_range import NumberRange
 from psworker.backends.local import LOCAL_MODE
-from psworker.errors import ConfigurationError, UnsupportedError
+from psworker.errors import (
+    ConfigurationError,
+    PsError,
+    UnsupportedError,
+    refuse_numbers,
+)
 from psworker.strategies.rounds import Progress
 
 Tensors = Sequence[torch.Tensor]
@@ -16,6 +25,33 @@ Tensors = Sequence[torch.Tensor]
 InnerState = Literal["keep", "reset", "average"]
 
 FragmentOrder = Literal["sequential", "strided"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+RATE: Final = NumberRange(0.0, 1000.0)
+"""Learning rates of outer optimizers."""
+
+SHARE: Final = NumberRange(0.0, 1.0, is_below=True)
+"""Of what stays: momentum, and what a worker keeps of its own."""
+
+_WEIGHT: Final = NumberRange(0.0, 1e30)
+
+_MISTAKES: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    TypeError,
+    ValueError,
+)
+"""Of a method. A signal handler that runs meanwhile raises others, for its script."""
+
+_NOT_DUE_TEXT: Final = (
+    "{} does not say when to push: give it a method is_due(progress), as in `return "
+    "progress.step_count >= 50`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +137,7 @@ class Strategy:
 
     def is_due(self, progress: Progress) -> bool:
         """Whether to push now, after a local step."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not say when to push: give it a method "
-            "is_due(progress), as in `return progress.step_count >= 50`"
-        )
+        raise NotImplementedError(_NOT_DUE_TEXT.format(type(self).__name__))
 
     def push(
         self, anchor: Tensors, local: Tensors, progress: Progress
@@ -125,6 +158,22 @@ class Strategy:
             is left as it is, as by an optimizer without a gradient.
         """
         return torch._foreach_sub(list(anchor), list(local))
+
+    def outer_hyperparameters(self, progress: Progress) -> Mapping[str, float]:
+        """Hyperparameters of the outer optimizer from this push on, by their names.
+
+        Asked before each push; what is not named stays as it is. They go with the
+        push. In BSP and mode quorum those of one worker count for all, so let them
+        follow from what is the same in all workers, such as `progress.clock`: that is
+        right in a worker that joins later, and after a return to a checkpoint.
+
+        Args:
+            progress: Where the worker stands.
+
+        Returns:
+            Numbers, such as `{"lr": 0.7 * 0.99**progress.clock}`; by default none.
+        """
+        return {}
 
     def weight(self, progress: Progress) -> float:
         """How much the push counts in a mean; by default the samples behind it."""
@@ -187,18 +236,88 @@ def check_strategy(strategy: object) -> None:
                 f"{type(strategy).__name__} has {name}={word!r}, which is nothing that "
                 f"there is: give {' or '.join(map(repr, known))}"
             )
-    for name, least in (("fragment_count", 1), ("taken_after", 0)):
-        count = getattr(strategy, name)
-        if not isinstance(count, int) or count < least:
-            raise ConfigurationError(
-                f"{type(strategy).__name__} has {name}={count!r}: give a whole number "
-                f"from {least} on"
-            )
+    owner = type(strategy).__name__
+    refuse_numbers(
+        NumberRange(1, NUMBER_MAX), owner, fragment_count=strategy.fragment_count
+    )
+    refuse_numbers(NumberRange(0, NUMBER_MAX), owner, taken_after=strategy.taken_after)
+    if missing := [each for each in strategy.shared if not hasattr(strategy, each)]:
+        raise ConfigurationError(
+            f"{owner}.shared names {missing[0]!r}, and there is no such attribute: set "
+            "it in __init__, or leave it out"
+        )
+    modes: object = strategy.modes
+    labels = [each.label for each in Mode]
+    if not isinstance(modes, Sequence) or not modes or {*modes} - {*labels}:
+        raise ConfigurationError(
+            f"{owner} has modes={modes!r}: give a tuple of those that it works in, "
+            f"from {', '.join(map(repr, labels))}"
+        )
+    if type(strategy).is_due is Strategy.is_due:
+        raise ConfigurationError(_NOT_DUE_TEXT.format(owner))
     if strategy.inner_state == "average" and strategy.taken_after:
         raise UnsupportedError(
             'inner_state="average" would put back what steps beside the push have '
             "changed: leave it out, or take what comes back at once, taken_after=0"
         )
+
+
+def answer_of(method: Callable[P, T | None], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a strategy decides, which a user may have written.
+
+    Raises:
+        ConfigurationError: It has a mistake, or returns nothing.
+    """
+    cause: Exception | None = None
+    try:
+        if (answer := method(*args, **kwargs)) is not None:
+            return answer
+        problem = "returned None"
+    except PsError:
+        raise
+    except _MISTAKES as error:
+        problem, cause = f"raised {type(error).__name__}: {error}", error
+    raise ConfigurationError(
+        f"{getattr(method, '__qualname__', method)}() {problem}. Nothing was pushed, "
+        "and nothing that was trained is lost: see psworker.Strategy for what the "
+        "method has to return"
+    ) from cause
+
+
+def weight_of(strategy: Strategy, progress: Progress) -> float:
+    """How much a push counts.
+
+    Raises:
+        ConfigurationError: As `answer_of`, or it is no weight.
+    """
+    weight = answer_of(strategy.weight, progress)
+    refuse_numbers(_WEIGHT, f"{type(strategy).__name__}.weight()", weight=weight)
+    return float(weight)
+
+
+def outer_of(strategy: Strategy, parameters: list[torch.Tensor]) -> Optimizer:
+    """The outer optimizer of a fragment.
+
+    Raises:
+        ConfigurationError: As `answer_of`, or it is none, or of other parameters.
+    """
+    outer: object = answer_of(strategy.outer, parameters)
+    if not isinstance(outer, Optimizer):
+        shown = f"the class {outer.__name__}" if isinstance(outer, type) else outer
+        found = f"{shown}, and no optimizer"
+    else:
+        held = {id(each) for group in outer.param_groups for each in group["params"]}
+        if held == {id(each) for each in parameters}:
+            return outer
+        found = (
+            f"a {type(outer).__name__} of {len(held)} parameters, and there are "
+            f"{len(parameters)}"
+        )
+    raise ConfigurationError(
+        f"outer(parameters) of {type(strategy).__name__} returned {found}: have it "
+        "return one of all that it is given, such as torch.optim.SGD(parameters, "
+        "lr=0.7)"
+    )
 
 
 def mode_problem(strategy: Strategy, mode: str) -> str:

@@ -347,6 +347,20 @@ class Job:
         )
         assert reached, f"no {count} workers in {[state.value for state in states]}"
 
+    def wait_worker(self, worker_id: str, *states: WorkerState) -> None:
+        """Returns once a worker is in one of these states."""
+        roster = self.coordinator.core.roster
+        reached = self.run(
+            self.coordinator.changes.wait_until(
+                lambda: any(
+                    each.worker.worker_id == worker_id
+                    for each in roster.in_state(*states)
+                ),
+                WAIT_TIMEOUT_S / 2,
+            )
+        )
+        assert reached, f"{worker_id} is in none of {[each.value for each in states]}"
+
     def wait_pushed(self, worker_id: str, clock: int) -> None:
         """Returns once every shard has all that a worker pushes for a clock."""
         for host in self.shards:

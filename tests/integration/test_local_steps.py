@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from typing_extensions import override
 
 import psworker
 from pswire.membership import Mode
@@ -473,67 +472,6 @@ def test_what_makes_no_sense_with_local_steps_is_refused(options: Any) -> None: 
             ps.prepare(model, optimizer, strategy=strategy)
         with pytest.raises(psworker.ConfigurationError, match="called once"):
             ps.prepare(model, optimizer)
-
-
-@pytest.mark.parametrize(
-    ("pushed", "said"),
-    [
-        ([torch.zeros(2, 3)], "returned 1 tensors for 2 parameters"),
-        ([torch.zeros(2, 3), torch.zeros(3)], "a tensor of shape \\[3\\]"),
-    ],
-)
-def test_a_strategy_that_pushes_something_else_than_its_parameters_is_told(
-    pushed: list[torch.Tensor], said: str
-) -> None:
-    class Wrong(psworker.LocalSteps):
-        @override
-        def push(self, *_: object) -> list[torch.Tensor]:
-            return pushed
-
-    with psworker.LocalConnection() as ps:
-        model = _model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        ps.prepare(model, optimizer, strategy=Wrong(1))
-        with pytest.raises(psworker.ConfigurationError, match=said):
-            _own_step(model, optimizer, "w0", 0)
-
-
-class _OwnWay(psworker.LocalSteps):
-    """A strategy of a script's own, which says of itself what it likes."""
-
-    def __init__(self, **says: Any) -> None:  # noqa: ANN401
-        super().__init__(2)
-        for name, value in says.items():
-            setattr(self, name, value)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "words"),
-    [
-        (psworker.DiLoCo, r"DiLoCo, a class is no strategy.*DiLoCo\(every=50\)"),
-        ("diloco", r"'diloco' is no strategy.*DiLoCo\(every=50\)"),
-        (False, "False is no strategy"),
-        (psworker.LocalSteps(2, inner_state="avg"), "'keep' or 'reset' or 'average'"),  # type: ignore[arg-type]
-        (
-            psworker.LocalSteps(2, lambda each: torch.optim.SGD(each[:1], lr=1.0)),
-            r"SGD of 1 parameters, and there are 2: have outer\(parameters\)",
-        ),
-        (psworker.LocalSteps(2, lambda _: None), "NoneType of 0 parameters"),  # type: ignore[arg-type, return-value]
-        (_OwnWay(fragment_order="zigzag"), "'sequential' or 'strided'"),
-        (_OwnWay(fragment_count=0), "fragment_count=0: give a whole number from 1"),
-        (_OwnWay(taken_after=1.5), "taken_after=1.5: give a whole number from 0"),
-    ],
-)
-def test_what_is_no_strategy_is_refused_before_anything_is_joined(
-    strategy: Any,  # noqa: ANN401
-    words: str,
-) -> None:
-    with psworker.LocalConnection() as ps:
-        model = _model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(psworker.ConfigurationError, match=words):
-            ps.prepare(model, optimizer, strategy=strategy)
-        ps.prepare(model, optimizer, strategy=psworker.LocalSteps(2))
 
 
 @pytest.mark.parametrize(

@@ -4953,6 +4953,50 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a weight that is no number goes with a push",
+        (
+            Edit(
+                "psworker/strategies/strategy.py",
+                '    refuse_numbers(_WEIGHT, f"{type(strategy).__name__}.weight()", '
+                "weight=weight)\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/strategies/test_refusals.py::"
+            "test_an_answer_that_makes_no_sense_is_refused_and_the_next_push_has_all",
+        ),
+    ),
+    PlantedBug(
+        "what a strategy could not take is forgotten",
+        (
+            Edit(
+                "psworker/strategies/outer_steps.py",
+                "            self._take(rounds.sent.fragment)\n"
+                "            rounds.take()  # last",
+                "            self._take(rounds.take())  # last",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/strategies/test_refusals.py::"
+            "test_what_could_not_be_taken_is_taken_in_the_next_step",
+        ),
+    ),
+    PlantedBug(
+        "the rate of an outer step is that of the step before",
+        (
+            Edit(
+                "psworker/strategies/outer_steps.py",
+                "            group.update(values)\n",
+                "            group.update(progress.clock > 1 and values or {})\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_local_steps_as_in_papers.py::"
+            "test_a_job_trains_as_the_paper_has_it",
+        ),
+    ),
+    PlantedBug(
         "what a learner has missed pulls it back to where it began",
         (
             Edit(

@@ -54,6 +54,25 @@ def test_a_number_of_any_length_is_told_what_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("is_above", "is_below", "words"),
+    [
+        (False, False, "from 0 to 1"),
+        (True, False, "above 0, at most 1"),
+        (False, True, "from 0, less than 1"),
+        (True, True, "above 0, less than 1"),
+    ],
+)
+def test_a_limit_itself_may_be_refused(
+    is_above: bool, is_below: bool, words: str
+) -> None:
+    allowed = NumberRange(0.0, 1.0, is_above=is_above, is_below=is_below)
+    assert bool(allowed.problem(0)) is is_above
+    assert bool(allowed.problem(1)) is is_below
+    assert allowed.problem(0.5) == ""
+    assert allowed.problem(2) == f"2 is not a number {words}"
+
+
+@pytest.mark.parametrize(
     "given", [0, 65, -1, math.nan, math.inf, 1.0, True, None, "3", [3], 1 << 70]
 )
 def test_a_value_of_another_type_is_no_number(given: Any) -> None:  # noqa: ANN401

@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psworker.errors import ConfigurationError
 from psworker.strategies.pace import (
-    Every,
     Fixed,
     Growing,
     ShareOfTime,
@@ -174,21 +172,6 @@ def test_times_are_means_of_late_and_waits_for_others_do_not_count() -> None:
     assert timing.exchange_s == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize("every", [0, -1, True, 2.5, "50", None, 1_000_001])
-def test_what_is_no_number_of_steps_is_refused(every: Every) -> None:
-    with pytest.raises(ConfigurationError, match=r"every=.*number of steps"):
-        pace_of(every)
-
-
-def test_paces_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no growth"):
-        Growing(by=0)
-    with pytest.raises(ConfigurationError, match=r"from 10 to"):
-        Growing(first=10, most=5)
-    for share in (0, 1, -0.1, float("nan")):
-        with pytest.raises(ConfigurationError, match="no share"):
-            ShareOfTime(share)
-    with pytest.raises(ConfigurationError, match="no number of steps"):
-        ShareOfTime(0.1, least=5, most=4)
+def test_a_number_stands_for_rounds_of_as_many_steps() -> None:
     assert pace_of(5) == Fixed(5)
     assert pace_of(growing := Growing()) is growing
