@@ -43,3 +43,8 @@ class PlantedBug:
                     f"{text.count(edit.old)} times, not once: bring the bug up to date"
                 )
             path.write_text(text.replace(edit.old, edit.new))
+
+
+def bug(name: str, *edits: Edit, tests: str | tuple[str, ...] = ()) -> PlantedBug:
+    """A bug by its edits; where one test is named, it needs no tuple."""
+    return PlantedBug(name, edits, (tests,) if isinstance(tests, str) else tests)
