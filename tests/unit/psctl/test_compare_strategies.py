@@ -85,7 +85,7 @@ def test_strategies_are_made_as_they_are_named() -> None:
         ("diloco:5@gossip", "'gossip' is no mode"),
         ("downpour:5@bsp", "downpour works in mode ssp or asp, not in bsp"),
         ("diloco:5:speed=3", "'diloco:5:speed=3' can't be made: .*'speed'"),
-        ("streaming-diloco:5:taken_after=9", "can't be made: taken_after=9 does not"),
+        ("streaming-diloco:5:taken_after=9", "can't be made: taken_after=9 is not"),
         ("fedavg", "'fedavg' can't be made: .*'every'"),
         ("diloco+zip", r"'diloco\+zip' compresses in no way.* int8"),
         ("bsp,bsp", "twice"),
