@@ -51,7 +51,8 @@ WORKER: Final[tuple[Metric[Backend], ...]] = (
     Metric(
         "ps_worker_seconds_total",
         "What its script has done for how long: `compute`, `load` data, `send`, `wait` "
-        "for answers, or `idle` while it waits for others to compute.",
+        "for answers, or `idle` while it waits for others to compute, or for the "
+        "coordinator to give it data.",
         lambda b: [
             ((kind,), b.work.seconds[activity]) for activity, kind in KINDS.items()
         ],
