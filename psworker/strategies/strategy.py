@@ -171,7 +171,7 @@ class Strategy:
             progress: Where the worker stands.
 
         Returns:
-            Numbers, such as `{"lr": 0.7 * 0.99**progress.clock}`; by default none.
+            Numbers, such as `dict(lr=0.7 * 0.99**progress.clock)`; by default none.
         """
         return {}
 
