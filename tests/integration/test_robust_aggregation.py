@@ -14,6 +14,7 @@ from psctl.compare.attacks import Attack as Flip
 from psserver.coordinator.rpc.status_report import status_message
 from psserver.edge.monotonic import now_ms
 from pswire.aggregation import Aggregation, BadGradientPolicy
+from pswire.limits import PUSH_WEIGHT_MAX
 from pswire.membership import Mode, ModeTerms, StepAtomicity
 from pswire.reasons import Refusal
 from tests.integration.job import WAIT_TIMEOUT_S, Job, connect, run_workers
@@ -155,7 +156,7 @@ def test_bad_workers_ruin_the_mean_and_no_other_rule(tmp_path: Path) -> None:
 def test_weights_settings_and_buffers_of_bad_workers_do_no_harm(
     rule: str, tmp_path: Path
 ) -> None:
-    found = accuracy_under(tmp_path, rule, everything, weight=1e30)
+    found = accuracy_under(tmp_path, rule, everything, weight=PUSH_WEIGHT_MAX)
     assert found > 0.8
 
 
