@@ -40,6 +40,7 @@ from psworker.transport.control_client import ControlClient
 from psworker.transport.ports import CoordinatorPort, Receiver, ShardPort, Traffic
 from psworker.transport.shard_client import ShardClient
 from psworker.transport.snapshot_client import SnapshotClient
+from tests.doubles.children import wait_until
 from tests.doubles.core_values import SCHEMA, TERMS, sgd
 from tests.integration.job import Job
 
@@ -389,9 +390,7 @@ def has_call(job: Job, sequence: int) -> bool:
 
 
 def wait_no_call(job: Job, sequence: int) -> None:
-    (host,) = job.shards
-    reached = host.changes.wait_until(lambda: not has_call(job, sequence), TIMEOUT_S)
-    assert job.run(reached)
+    wait_until(lambda: not job.ask(lambda: has_call(job, sequence)), "the call is over")
 
 
 async def test_calls_of_a_shard_that_is_lost_leave_all_unknown(job: Job) -> None:
