@@ -6,7 +6,8 @@ optimizer has is pushed and taken by a strategy; buffers, and parameters that no
 optimizer has, are the same in both, as in a job without local steps.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from glob import escape
 
@@ -42,16 +43,26 @@ class Fragment:
     sent: list[torch.Tensor] = field(default_factory=list)
 
     def keep_sent(self) -> None:
-        """A push begins: keeps what the worker's own values are, for `trained`."""
+        """A push begins: keeps what the worker's own values are, for `with_trained`."""
         self.sent[:] = [each.detach().clone() for each in self.local]
 
-    def trained(self) -> list[torch.Tensor]:
-        """What local steps have changed since `keep_sent`; empty without one."""
-        trained: list[torch.Tensor] = []
-        if self.sent:
-            trained += torch._foreach_sub(self.local, self.sent)
-            self.sent.clear()
-        return trained
+    @contextmanager
+    def with_trained(self) -> Iterator[None]:
+        """Adds what local steps have changed since `keep_sent` to what is taken within.
+
+        Where that raises all is as before: it is taken again.
+        """
+        if not self.sent:
+            yield
+            return
+        trained = torch._foreach_sub(self.local, self.sent)
+        try:
+            yield
+            torch._foreach_add_(self.local, trained)
+        except BaseException:  # Ctrl-C too
+            torch._foreach_copy_(self.local, torch._foreach_add(self.sent, trained))
+            raise
+        self.sent.clear()
 
     def set_gradients(self, pushed: Sequence[torch.Tensor | None]) -> None:
         """Puts what a strategy pushes where the outer optimizer looks for it.

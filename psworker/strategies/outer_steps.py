@@ -409,9 +409,7 @@ class OuterSteps:
         taken = self._anchors.fragments[fragment]
         self._anchors.forget(fragment)
         with torch.no_grad():
-            trained = taken.trained()
-            self._strategy.take(taken.local, taken.anchor)
-            if trained:
-                torch._foreach_add_(taken.local, trained)
+            with taken.with_trained():
+                self._strategy.take(taken.local, taken.anchor)
             self._inner.take(taken.local)
         self._anchors.take_followed()

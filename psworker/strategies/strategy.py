@@ -7,7 +7,7 @@ from typing import ClassVar, Final, Literal, ParamSpec, TypeVar, get_args
 import torch
 from torch.optim import Optimizer
 
-from pswire.limits import NUMBER_MAX
+from pswire.limits import NUMBER_MAX, PUSH_WEIGHT_MAX
 from pswire.membership import Mode
 from pswire.number_range import NumberRange
 from psworker.backends.local import LOCAL_MODE
@@ -35,7 +35,7 @@ RATE: Final = NumberRange(0.0, 1000.0)
 SHARE: Final = NumberRange(0.0, 1.0, is_below=True)
 """Of what stays: momentum, and what a worker keeps of its own."""
 
-_WEIGHT: Final = NumberRange(0.0, 1e30)
+_WEIGHT: Final = NumberRange(0.0, PUSH_WEIGHT_MAX)
 
 _MISTAKES: Final = (
     ArithmeticError,

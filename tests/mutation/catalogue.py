@@ -3727,6 +3727,25 @@ BUGS = (
         "test_an_answer_that_makes_no_sense_is_refused_and_the_next_push_has_all",
     ),
     bug(
+        "what was trained beside a push is lost where taking it fails",
+        Edit(
+            "psworker/strategies/anchors.py",
+            "torch._foreach_copy_(self.local, torch._foreach_add(self.sent, trained))",
+            "self.sent.clear()",
+        ),
+        tests="tests/unit/psworker/strategies/test_trained.py",
+    ),
+    bug(
+        "a shard's text has any length",
+        Edit(
+            "psserver/coordinator/core/coordinator.py",
+            "end = shortened(standing.recording_end)",
+            "end = standing.recording_end",
+        ),
+        tests="tests/unit/psserver/coordinator/core/test_events.py::"
+        "test_a_recording_that_ends_early_is_told_once",
+    ),
+    bug(
         "what a strategy could not take is forgotten",
         Edit(
             "psworker/strategies/outer_steps.py",
@@ -4039,9 +4058,9 @@ BUGS = (
     bug(
         "what a worker trains while a push is under way is lost",
         Edit(
-            "psworker/strategies/outer_steps.py",
-            "                torch._foreach_add_(taken.local, trained)\n",
-            "                pass\n",
+            "psworker/strategies/anchors.py",
+            "            torch._foreach_add_(self.local, trained)\n",
+            "            pass\n",
         ),
         tests="tests/integration/test_streaming.py::"
         "test_it_is_the_paper_s_algorithm_step_by_step",

@@ -5,6 +5,7 @@ and workers as records.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from psserver.coordinator.core.checkpoints import (
     CommittedCheckpoint,
@@ -23,7 +24,7 @@ from psserver.coordinator.core.coordinator_effects import (
 )
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import NOTHING_TO_REPORT, Enrolments
-from psserver.coordinator.core.events import EventKind, Events
+from psserver.coordinator.core.events import EventKind, Events, shortened
 from psserver.coordinator.core.fence import ActiveFence
 from psserver.coordinator.core.job_model import JobModel
 from psserver.coordinator.core.job_progress import JobProgress
@@ -304,6 +305,8 @@ class CoordinatorCore:
         self, slot: ShardSlot, standing: ShardStanding, now_ms: int
     ) -> None:
         """Takes a shard's report of its progress."""
+        end = shortened(standing.recording_end)
+        standing = replace(standing, recording_end=end)
         if standing.recording_end and not slot.standing.recording_end:
             self.events.add(
                 EventKind.RECORDING_ENDED,

@@ -15,6 +15,11 @@ TEXT_BYTES_MAX = 2_000
 events go into one message."""
 
 
+def shortened(text: str) -> str:
+    """A text that comes from outside, of at most `TEXT_BYTES_MAX`."""
+    return text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore")
+
+
 class EventKind(StrEnum):
     """Kinds of events, by the word that clients see."""
 
@@ -91,13 +96,12 @@ class Events:
         clock: int | None = None,
     ) -> None:
         """Notes that something has happened."""
-        short = text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore")
         self._ring.append(
             JobEvent(
                 number=self._next_number,
                 at_ms=at_ms,
                 kind=kind,
-                text=short,
+                text=shortened(text),
                 worker_id=worker_id,
                 shard_index=shard_index,
                 clock=clock,

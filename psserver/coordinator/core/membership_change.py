@@ -2,8 +2,7 @@
 
 A lost worker stays a member, so that no clock closes without it, until a fence may take
 it out: with `CONTINUE` as soon as those left are at least the floor, in mode quorum a
-quorum, with `WAIT` only
-together with a replacement under the same worker id.
+quorum, with `WAIT` only together with a replacement under the same worker id.
 """
 
 from collections.abc import Collection

@@ -184,6 +184,7 @@ def test_what_is_no_strategy_is_refused_before_anything_is_joined(
         ("weight", lambda _: math.nan, r"_Own.weight\(\): weight=nan is not a number"),
         ("weight", lambda _: -1, "weight=-1 is not"),
         ("weight", lambda _: "1", "weight='1' is not"),
+        ("weight", lambda _: 1e19, r"weight=1e\+19 is not a number from 0 to 1e\+18"),
         ("push", lambda *_: None, "returned a NoneType of no tensors for 1"),
         ("push", lambda *_: [], "returned a list of 0 tensors for 1 parameters"),
         ("push", lambda anchor, *_: (each for each in anchor), "a generator of no"),

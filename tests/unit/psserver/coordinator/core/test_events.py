@@ -1,6 +1,11 @@
 """What a coordinator remembers of what has happened."""
 
-from psserver.coordinator.core.events import EVENT_COUNT_MAX, EventKind, Events
+from psserver.coordinator.core.events import (
+    EVENT_COUNT_MAX,
+    TEXT_BYTES_MAX,
+    EventKind,
+    Events,
+)
 from psserver.coordinator.core.shard_map import ShardStanding
 from psserver.coordinator.rpc.status_report import events_message
 from psserver.edge.coordinator_settings import CoordinatorSettings
@@ -80,6 +85,13 @@ def test_a_recording_that_ends_early_is_told_once() -> None:
     assert event.text == (
         "The recording of shard 1 has ended, and training goes on: the disk is full"
     )
+    core.take_standing(
+        core.shards.slots[1],
+        ShardStanding(heard_ms=0, recording_end="é" * TEXT_BYTES_MAX),
+        driven.now_ms,
+    )
+    kept = core.shards.slots[1].standing.recording_end
+    assert kept == "é" * (TEXT_BYTES_MAX // 2)
 
 
 def test_another_mode_and_the_end_of_a_job_are_events() -> None:
