@@ -111,7 +111,7 @@ def test_a_last_push_that_is_slower_than_the_merges_ends(
 ) -> None:
     """The clock waits for it; beyond the limit the worker says what is lost."""
     if not is_waited_for:
-        monkeypatch.setattr("psserver.shard.core.clock_commits.LAST_PUSH_WAIT_MS", 0)
+        monkeypatch.setattr("psserver.shard.core.member_on_shard.LAST_PUSH_WAIT_MS", 0)
     moved = threading.Condition()
     merge_count, is_done = 0, False
     attempts: list[int] = []

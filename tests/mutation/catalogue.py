@@ -3808,11 +3808,20 @@ BUGS = (
     bug(
         "a last push that never comes is waited for with each clock anew",
         Edit(
-            f"{SHARD_CORE}/shard.py",
-            "        if is_last and known.last_ms is None:\n",
-            "        if is_last:\n",
+            f"{SHARD_CORE}/member_on_shard.py",
+            "        if self.last_ms is None:\n            earliest_ms",
+            "        if True:\n            earliest_ms",
         ),
         tests="tests/unit/psserver/shard/core/test_quorum.py::test_a_last_push_that_came_too_late_is_waited_for_by_the_clocks_after",
+    ),
+    bug(
+        "a worker that calls each push its last is waited for each time",
+        Edit(
+            f"{SHARD_CORE}/member_on_shard.py",
+            "self.saved_since_ms += 2 * waited_ms",
+            "self.saved_since_ms += 0 * waited_ms",
+        ),
+        tests="tests/unit/psserver/shard/core/test_quorum.py::test_one_that_calls_each_push_its_last_takes_half_of_the_time_at_most",
     ),
     bug(
         "a worker whose last push is always late tries for ever",

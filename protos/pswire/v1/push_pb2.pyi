@@ -466,7 +466,7 @@ class PushTrailer(google.protobuf.message.Message):
     """
     is_last: builtins.bool
     """Whether its sender has no data for another one. In mode quorum a clock waits
-    for it once anything of it is there, for two minutes at most.
+    for it once anything of it is there, for two minutes at most, and half of the time.
     """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.GroupHyperparameters]:

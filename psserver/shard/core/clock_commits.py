@@ -20,13 +20,7 @@ from psserver.shard.core.apply_orders import (
 )
 from psserver.shard.core.effects import ClockClosed, MeasureClock, Staged, WakeAt
 from psserver.shard.core.push import PushEntry, PushId
-from psserver.shard.core.quorum import (
-    LAST_PUSH_WAIT_MS,
-    Arrival,
-    Merge,
-    closes_at_ms,
-    needed_of,
-)
+from psserver.shard.core.quorum import Arrival, Merge, closes_at_ms, needed_of
 from psserver.shard.core.shard_state import ShardState
 from pswire.aggregation import UpdateRules, proof_of, with_nonfinite
 from pswire.clipping import norm_of
@@ -338,11 +332,11 @@ class ClockCommits:
         for member in contributors:
             push = PushId(member.worker, member.sequence_of(clock))
             known = self._state.of(member.worker)
-            if known.last_ms is None or known.ready[0] >= push.sequence:
+            if known.last_until_ms is None or known.ready[0] >= push.sequence:
                 continue
             is_here = self._state.clocks.member_of(member.worker) is not None
             if is_here and not self._state.on_shard.is_idle(push):
-                until_ms = max(until_ms, known.last_ms + LAST_PUSH_WAIT_MS)
+                until_ms = max(until_ms, known.last_until_ms)
         return until_ms
 
 

@@ -486,8 +486,6 @@ class ClockProgress:
             outcomes[push] = outcome if is_counted else Outcome.DROPPED
             told = nonfinite if outcomes[push] is Outcome.SKIPPED else ()
             self._state.end(push, outcomes[push], told)
-            if is_counted:
-                self._state.of(push.worker).last_ms = None
             self._note_norm(push, outcomes[push])
             self._state.note_factor(
                 push,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from psserver.shard.core.push import PushEntry, PushId, PushWindow, Trailer
+from psserver.shard.core.quorum import LAST_PUSH_WAIT_MS
 from pswire.aggregation import NO_COUNTS, GradientCounts
 from pswire.awaited import NOT_KNOWN
 from pswire.limits import WAITING_INTERVAL_MS
@@ -54,6 +55,7 @@ class MemberOnShard:
             that among those of all workers.
         ready_ms: When it has said so.
         last_ms: Since when it pushes what is its last for now, None once that counts.
+        saved_since_ms: Then clocks wait for that as long as from here until it began.
         committed_sequence: Its push that is committed, in SSP and ASP.
         numbered: Clocks under which `staged` was sent for its pushes.
         newest: By optimizer, the trailer of its newest push in SSP and ASP.
@@ -73,6 +75,7 @@ class MemberOnShard:
     ready: tuple[int, int] = (0, 0)
     ready_ms: int = 0
     last_ms: int | None = None
+    saved_since_ms: int = -LAST_PUSH_WAIT_MS
     committed_sequence: int = 0
     numbered: dict[int, int] = field(default_factory=dict)
     newest: dict[str, Trailer] = field(default_factory=dict)
@@ -85,6 +88,27 @@ class MemberOnShard:
         self.heard_ms = now_ms
         if sequence >= self.idle_sequence:
             self.idle_sequence = 0
+
+    def begin_last(self, now_ms: int) -> None:
+        """It pushes, and has no data for another push."""
+        if self.last_ms is None:
+            earliest_ms = now_ms - LAST_PUSH_WAIT_MS
+            self.saved_since_ms = max(self.saved_since_ms, earliest_ms)
+            self.last_ms = now_ms
+
+    @property
+    def last_until_ms(self) -> int | None:
+        """Until when clocks wait for its last push; None where they do not."""
+        if self.last_ms is None:
+            return None
+        return self.last_ms + (self.last_ms - self.saved_since_ms)
+
+    def end_last(self, now_ms: int) -> None:
+        """That has counted, or it has data again."""
+        if self.last_ms is not None and self.last_until_ms is not None:
+            waited_ms = min(now_ms, self.last_until_ms) - self.last_ms
+            self.saved_since_ms += 2 * waited_ms  # spent, and nothing saved meanwhile
+            self.last_ms = None
 
     def step_ms(self, now_ms: int) -> int:
         """Time in its step: since the worker was heard, or its push was done."""

@@ -18,7 +18,8 @@ from pswire.membership import ModeTerms
 LAST_PUSH_WAIT_MS: Final = 120_000
 """How long clocks wait for the last push of a worker that has no data for another one:
 at 50 Mbit/s it brings 750 MB. Its round would be lost else, and merges that are quicker
-than its link would leave it out for ever."""
+than its link would leave it out for ever. As much time has to pass before they wait as
+long for it again: one that calls each push its last takes half of the time at most."""
 
 
 class Arrival(NamedTuple):

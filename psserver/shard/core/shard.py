@@ -119,8 +119,10 @@ class ShardCore:
         entry = known.window.open(push.sequence)
         self.state.now_ms = now_ms
         known.note_push(push.sequence, now_ms)
-        if is_last and known.last_ms is None:
-            known.last_ms = now_ms
+        if is_last:
+            known.begin_last(now_ms)
+        else:
+            known.end_last(now_ms)
         if entry is not None and entry.outcome is None:
             self._progress.send_again(push)
         return entry

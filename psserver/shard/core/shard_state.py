@@ -268,7 +268,10 @@ class ShardState:
         self, push: PushId, outcome: Outcome, nonfinite: tuple[str, ...] = ()
     ) -> None:
         """Everything of a push is done."""
-        self.of(push.worker).window.finish(push.sequence, outcome, nonfinite)
+        known = self.of(push.worker)
+        known.window.finish(push.sequence, outcome, nonfinite)
+        if outcome is not Outcome.DROPPED:
+            known.end_last(self.now_ms)
         self.effects.append(PushDone(push=push, outcome=outcome))
 
     def note_factor(
