@@ -388,7 +388,7 @@ def _values_text(spec: OptimizerSpec, other: OptimizerSpec) -> str:
     """What an outer optimizer has otherwise than another one of its class."""
     pairs = zip(spec.groups, other.groups, strict=True)
     values = {
-        f"{name}={value:g}": None  # once, if several groups have it
+        f"{name}={str(value).removesuffix('.0')}": None  # once for several groups
         for mine, theirs in pairs
         for name, value, unlike in zip(
             spec.hyperparameter_names,

@@ -124,8 +124,11 @@ def test_a_worker_alone_brings_other_numbers_of_outer_optimizers() -> None:
     assert not model.agree(first, is_alone=True)
     assert model.agree(later, is_alone=True)
     assert model.terms == later
-    with pytest.raises(Refusal, match=r"SGD\(lr=0.7\), this worker has .*lr=0.1"):
-        model.agree(first)
+    near = replace(first, optimizers=(with_rate(0.70000001),))
+    for other, rate in ((first, "0.1"), (near, "0.70000001")):
+        text = rf"SGD\(lr=0.7\), this worker has .*\(lr={rate}\)"
+        with pytest.raises(Refusal, match=text):
+            model.agree(other)
 
 
 def test_a_worker_alone_brings_no_other_strategy_nor_other_state() -> None:
