@@ -50,7 +50,8 @@ class Fragment:
     def with_trained(self) -> Iterator[None]:
         """Adds what local steps have changed since `keep_sent` to what is taken within.
 
-        Where that raises all is as before: it is taken again.
+        Where that raises all is as before: it is taken again. So it is until
+        `forget_sent`, and has what was added once.
         """
         if not self.sent:
             yield
@@ -58,10 +59,15 @@ class Fragment:
         trained = torch._foreach_sub(self.local, self.sent)
         try:
             yield
+            taken = [each.detach().clone() for each in self.local]
             torch._foreach_add_(self.local, trained)
+            self.sent[:] = taken
         except BaseException:  # Ctrl-C too
             torch._foreach_copy_(self.local, torch._foreach_add(self.sent, trained))
             raise
+
+    def forget_sent(self) -> None:
+        """All is taken: what its own values were is of no more use."""
         self.sent.clear()
 
     def set_gradients(self, pushed: Sequence[torch.Tensor | None]) -> None:
@@ -264,7 +270,7 @@ class Anchors:
                 fragment = self.fragments[place]
                 moved = torch._foreach_sub(fragment.anchor, kept)
                 torch._foreach_add_(fragment.local, moved)
-                fragment.sent.clear()
+                fragment.forget_sent()
         self._kept.clear()
         self.take_followed()
 
@@ -315,7 +321,7 @@ class Anchors:
         with torch.no_grad():
             for fragment in self.fragments:
                 fragment.clear_gradients()
-                fragment.sent.clear()
+                fragment.forget_sent()
                 torch._foreach_copy_(fragment.local, fragment.anchor)
         self.take_followed()
 

@@ -242,6 +242,7 @@ class OuterSteps:
         push()
         if not self.has_rejoined():
             self._follow(fragment, self._backend.place.last_push)
+            self._anchors.fragments[fragment].forget_sent()
             self._take(fragment)
 
     def go_on(self) -> None:
@@ -290,7 +291,8 @@ class OuterSteps:
             self._send(is_beside=False)
         if rounds.sent is not None and rounds.is_settled:
             self._take(rounds.sent.fragment)
-            rounds.take()  # last: Ctrl-C may come before, and it is taken again then
+            # Ctrl-C may come before, and it is taken again then.
+            self._anchors.fragments[rounds.take()].forget_sent()
 
     def _set_hyperparameters(self, progress: Progress) -> None:
         """Sets what the strategy says of the optimizer of the next push.
