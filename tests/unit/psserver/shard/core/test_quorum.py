@@ -249,6 +249,17 @@ def test_one_that_has_data_again_is_not_waited_for() -> None:
     assert chosen(shard, "a") == "a"
 
 
+@pytest.mark.parametrize("mode", [Mode.ASP, Mode.SSP, Mode.BSP])
+def test_a_last_push_that_counted_in_another_mode_is_over(mode: Mode) -> None:
+    shard = first_shard()
+    shard.install(record(dict.fromkeys("ad", 0), mode=mode))
+    begin(shard, "d", 0)
+    for name in "ad":
+        come(shard, name, 10)
+    shard.apply_all()
+    assert shard.core.on_shard.of(key("d")).last_ms is None
+
+
 def test_a_last_push_of_one_that_is_evicted_or_has_given_up_is_not_waited_for() -> None:
     for ends in ("evicted", "idle"):
         shard = shard_with(1, names="ad")
