@@ -15,6 +15,7 @@ from psworker.errors import (
     ConfigurationError,
     PsError,
     UnsupportedError,
+    refuse_name,
     refuse_numbers,
 )
 from psworker.strategies.rounds import Progress
@@ -204,13 +205,21 @@ class Strategy:
 
 
 def terms_of(strategy: Strategy) -> str:
-    """What all workers of a job have alike, in words by which they are compared."""
+    """What all workers of a job have alike, in words by which they are compared.
+
+    Raises:
+        ConfigurationError: They are too long for a job, or can't be written.
+    """
+    shown = {name: repr(getattr(strategy, name)) for name in strategy.shared}
     values = (
-        f"{name}={getattr(strategy, name)!r}"
-        for name in strategy.shared
-        if getattr(strategy, name) != getattr(Strategy, name, None)
+        f"{name}={value}"
+        for name, value in shown.items()
+        if value != repr(getattr(Strategy, name, None))
     )
-    return f"{type(strategy).__name__}({', '.join(values)})"
+    terms = f"{type(strategy).__name__}({', '.join(values)})"
+    cure = "have `shared` name attributes whose repr() is short and plain"
+    refuse_name("strategy", terms, cure)
+    return terms
 
 
 def check_strategy(strategy: object) -> None:

@@ -158,6 +158,10 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         (_Own(fragment_count=True), "_Own: fragment_count=True is not"),
         (_Own(taken_after=1.5), "_Own: taken_after=1.5 is not a whole number from 0"),
         (_Own(shared=("every",)), "_Own.shared names 'every', and there is no such"),
+        (
+            _Own(shared=("x",), x="y" * 2000),
+            r"strategy \"_Own\(x='yy.* has 2010 bytes in UTF-8.*; have `shared` name",
+        ),
         (_Own(modes="bsp"), "_Own has modes='bsp': give a tuple"),
         (_Own(modes=()), r"_Own has modes=\(\): give a tuple"),
         (_Own(modes=("bsb",)), "from 'bsp', 'ssp', 'asp', 'quorum'"),
