@@ -155,7 +155,7 @@ class JobOptions:
         number_option(
             allowed=BACKUP_WORKER_COUNT,
             metavar="B",
-            help=f"With {CLOCKED_MODES}, workers that a clock need not wait for; the "
+            help=f"With {Mode.BSP.label}, workers that a clock need not wait for; the "
             "pushes of the slowest ones are dropped.",
         ),
     ] = 0

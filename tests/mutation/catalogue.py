@@ -3280,7 +3280,7 @@ BUGS = (
         "whatever is slow is mended as a straggler is",
         Edit(
             "psserver/coordinator/core/diagnosis.py",
-            "{text}; {CURES[cause]}",
+            "{text}; {worst.cure(cause)}{more}",
             "{text}; {CURES[Cause.STRAGGLER]}",
         ),
         tests=(
@@ -3314,6 +3314,15 @@ BUGS = (
             "steps.send_ms + steps.wait_ms",
         ),
         tests="tests/unit/psserver/coordinator/core/test_diagnosis.py::test_a_straggler_is_named_with_its_time_and_theirs",
+    ),
+    bug(
+        "workers of mode quorum are said to wait for a slow one",
+        Edit(
+            "psserver/coordinator/core/diagnosis.py",
+            "mode.rules.is_clocked and needed >= len(members)",
+            "mode.rules.is_clocked",
+        ),
+        tests="tests/unit/psserver/coordinator/core/test_diagnosis.py::test_who_has_a_quorum_or_backup_workers_waits_for_no_slow_one",
     ),
     bug(
         "noise of a step is called a straggler",

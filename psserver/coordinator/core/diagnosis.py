@@ -67,9 +67,7 @@ class Cause(StrEnum):
 
 
 CURES = {
-    Cause.STRAGGLER: (
-        "see what else its machine does, or choose a mode that waits less (psctl mode)"
-    ),
+    Cause.STRAGGLER: "see what else its machine does",
     Cause.WAITING_FOR_DATA: (
         "give the loader more processes (num_workers), or the data a faster place"
     ),
@@ -77,11 +75,20 @@ CURES = {
         "let an epoch have more batches, such as several passes over the data"
     ),
     Cause.SLOW_LINK: (
-        "send less (prepare(compression=...)), or while it computes "
-        "(prepare(overlap=True))"
+        "send less (prepare(compression=...)), less often (prepare(strategy=...)), or "
+        "while it computes (prepare(overlap=True))"
     ),
 }
 """What to do where steps are slow; docs/troubleshooting.md has more."""
+
+OTHER_MODE = ", or choose a mode that waits less (psctl mode)"
+"""What else helps where others wait for a straggler."""
+
+LONGER_ROUNDS = (
+    "let rounds have more local steps (every=...), or send less "
+    "(prepare(compression=...))"
+)
+"""What to do about a slow link where workers take local steps already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,7 @@ class WorkerFacts:
         activity_ms: For how long it has done that.
         is_awaited: Whether shards have waited for it for seconds.
         shares_memory: Whether its tensors go through memory that all shards share.
+        takes_local_steps: Whether a step of the job is a round of them.
     """
 
     name: str
@@ -123,6 +131,17 @@ class WorkerFacts:
     activity_ms: int = 0
     is_awaited: bool = False
     shares_memory: bool = False
+    takes_local_steps: bool = False
+
+    @property
+    def unit(self) -> str:
+        """What the script makes between two pushes, in a word."""
+        return "round" if self.takes_local_steps else "step"
+
+    def cure(self, cause: Cause) -> str:
+        """What to do."""
+        is_long = cause is Cause.SLOW_LINK and self.takes_local_steps
+        return LONGER_ROUNDS if is_long else CURES[cause]
 
     @property
     def parts_ms(self) -> dict[Cause, float]:
@@ -149,7 +168,7 @@ class JobFacts:
     Attributes:
         phase: Its stage.
         mode: How workers keep together.
-        is_clocked: Whether all make their steps together.
+        waits_for_all: Whether all make their steps together.
         has_bound: Whether those that are ahead wait when they are too far.
         failure: Why it has failed.
         waits_for: Whom it waits for, in words; empty for nobody.
@@ -169,7 +188,7 @@ class JobFacts:
 
     phase: JobPhase
     mode: str = "bsp"
-    is_clocked: bool = True
+    waits_for_all: bool = True
     has_bound: bool = False
     failure: str = ""
     waits_for: str = ""
@@ -192,12 +211,15 @@ def facts_of(core: CoordinatorCore, now_ms: int) -> JobFacts:
     record, slots = core.record, core.shards.slots
     mode = core.settings.mode if record is None else record.mode
     members = core.roster.in_state(*PRESENT, WorkerState.LEAVING)
+    needed = len(members) - core.settings.backup_worker_count
+    if record is not None and mode.rules.has_quorum:
+        needed = record.quorum
     joining = core.roster.in_state(WorkerState.JOINING)
     awaited = {each.name for slot in slots for each in slot.standing.waiting_for}
     return JobFacts(
         phase=core.phase,
         mode=mode.label,
-        is_clocked=mode.rules.is_clocked,
+        waits_for_all=mode.rules.is_clocked and needed >= len(members),
         has_bound=mode.rules.takes_bound,
         failure=core.progress.failure,
         waits_for=core.waiting_for(),
@@ -231,6 +253,7 @@ def _worker_facts(
         activity_ms=0 if newest is None else newest.activity_ms,
         is_awaited=name in awaited,
         shares_memory=all(entry.worker in slot.standing.sharing for slot in slots),
+        takes_local_steps=newest is not None and newest.round_step_count > 0,
     )
 
 
@@ -324,7 +347,7 @@ def _of_losses(facts: JobFacts) -> Diagnosis | None:
         verb = "holds" if len(lost) == 1 else "hold"
         held = (
             f"{verb} up the others until that is settled"
-            if facts.is_clocked
+            if facts.waits_for_all
             else f"the others go on in {facts.mode}"
         )
         return Diagnosis(
@@ -369,27 +392,30 @@ def _of_slow_one(facts: JobFacts) -> Diagnosis | None:
     slow.sort(key=lambda each: -each.own_ms)
     names = tuple(each.name for each in slow)
     follows = f"go on without {names[0]} in {facts.mode}"
-    if facts.is_clocked or facts.has_bound:
+    is_waited_for = facts.waits_for_all or facts.has_bound
+    if is_waited_for:
         follows = f"wait for {names[0]}" + (" at the staleness bound" * facts.has_bound)
     own, step = _time(parts[cause]), _time(worst.own_ms)
     theirs = _time(usual_parts[cause])
     text = {
         Cause.STRAGGLER: (
-            f"{names[0]} is the straggler: its step takes {step}, of which it computes "
-            f"{own}; the others compute {theirs} and {follows}"
+            f"{names[0]} is the straggler: its {worst.unit} takes {step}, of which it "
+            f"computes {own}; the others compute {theirs} and {follows}"
         ),
         Cause.WAITING_FOR_DATA: (
-            f"{names[0]} waits for its loader: {own} of its step of {step}; the others "
-            f"wait {theirs} for theirs, and {follows}"
+            f"{names[0]} waits for its loader: {own} of its {worst.unit} of {step}; "
+            f"the others wait {theirs} for theirs, and {follows}"
         ),
         Cause.SLOW_LINK: (
-            f"{names[0]} has a slow link: its step takes {step}, of which {own} to "
-            f"send gradients and receive values; the others take {theirs} and {follows}"
+            f"{names[0]} has a slow link: its {worst.unit} takes {step}, of which "
+            f"{own} to send gradients and receive values; the others take {theirs} and "
+            f"{follows}"
         ),
     }[cause]
     if len(names) > 1:
         text += f"; {_listed(names[1:])} {_are(names[1:])} slow too"
-    return Diagnosis(cause, f"{text}; {CURES[cause]}", names)
+    more = OTHER_MODE * (cause is Cause.STRAGGLER and is_waited_for)
+    return Diagnosis(cause, f"{text}; {worst.cure(cause)}{more}", names)
 
 
 def _is_slower(worker: WorkerFacts, usual_ms: float) -> bool:
@@ -434,7 +460,7 @@ def _of_all(facts: JobFacts) -> Diagnosis | None:
         )
         return Diagnosis(
             Cause.WAITING_FOR_DATA,
-            f"{who}: {_time(load_ms)} of a step of {_time(step_ms)}; "
+            f"{who}: {_time(load_ms)} of a {known[0].unit} of {_time(step_ms)}; "
             f"{CURES[Cause.WAITING_FOR_DATA]}",
             tuple(each.name for each in known),
         )
@@ -447,9 +473,9 @@ def _of_all(facts: JobFacts) -> Diagnosis | None:
     if is_slow and wire_ms >= max(SHARE_MIN * step_ms, LINK_MS_MIN):
         return Diagnosis(
             Cause.SLOW_LINK,
-            f"The link between workers and shards is slow: {_time(wire_ms)} of a step "
-            f"of {_time(step_ms)} goes to sending gradients and receiving values; "
-            f"{CURES[Cause.SLOW_LINK]}",
+            f"The link between workers and shards is slow: {_time(wire_ms)} of a "
+            f"{remote[0].unit} of {_time(step_ms)} goes to sending gradients and "
+            f"receiving values; {remote[0].cure(Cause.SLOW_LINK)}",
             tuple(each.name for each in remote),
         )
     return None

@@ -44,10 +44,10 @@ const GROUPS = new Map([
   ["member", ["Training", "good"]],
 ]);
 
-const LOSS = /^(worker_(suspect|lost|evicted|replaced)|shard_lost|checkpoint_failed|job_(failed|rewound))$/;
+const LOSS = /^(worker_(suspect|lost|evicted|replaced)|shard_lost|checkpoint_failed|recording_ended|job_(failed|rewound))$/;
 const GAIN = /_(joined|returned|complete|finished|started|registered)$/;
 const EVENT_FILTERS = {
-  "": /./, loss: LOSS, worker: /^worker_/, shard: /^shard_/, checkpoint: /^checkpoint_/,
+  "": /./, loss: LOSS, worker: /^worker_/, shard: /^(shard|recording)_/, checkpoint: /^checkpoint_/,
   job: /^(job|mode|coordinator)_/,
 };
 

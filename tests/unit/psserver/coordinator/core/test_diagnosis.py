@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,9 @@ from psserver.coordinator.core.diagnosis import (
     facts_of,
 )
 from psserver.coordinator.core.work import StepMeans
-from psserver.edge.coordinator_settings import JobPhase
+from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
 from pswire.activity import Activity
+from pswire.membership import Mode, StepAtomicity
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
 
@@ -85,8 +87,8 @@ def test_a_slow_link_of_one_worker_is_no_straggler() -> None:
     assert found.sentence == (
         "worker-1 has a slow link: its step takes 1.9 s, of which 1.5 s to send "
         "gradients and receive values; the others take 30 ms and wait for worker-1; "
-        "send less (prepare(compression=...)), or while it computes "
-        "(prepare(overlap=True))"
+        "send less (prepare(compression=...)), less often (prepare(strategy=...)), or "
+        "while it computes (prepare(overlap=True))"
     )
 
 
@@ -160,18 +162,31 @@ def test_a_slow_link_of_all_is_named_unless_they_share_memory_or_send_much() -> 
     assert diagnose(_running(*large)).cause is Cause.TRAINING
 
 
-def test_outside_bsp_nobody_is_said_to_wait_for_a_straggler() -> None:
-    slow = _worker("b", compute_ms=2900.0, is_alone=True)
-    facts = _running(_worker("a", is_alone=True), _worker("c", is_alone=True), slow)
-    found = diagnose(replace(facts, mode="asp", is_clocked=False))
-    assert (found.cause, found.who) == (Cause.STRAGGLER, ("b",))
-    assert "400 ms and go on without b in asp; see what else its machine" in (
+def test_with_local_steps_rounds_are_named_and_what_makes_them_cheaper() -> None:
+    slow = replace(_worker("a", link_ms=900.0, step_ms=1305.0), takes_local_steps=True)
+    found = diagnose(_running(slow, _worker("b", step_ms=1305.0)))
+    assert found.cause is Cause.SLOW_LINK
+    assert "a has a slow link: its round takes 1.3 s, of which 900 ms to send" in (
         found.sentence
+    )
+    assert found.sentence.endswith(
+        "; let rounds have more local steps (every=...), or send less "
+        "(prepare(compression=...))"
     )
 
 
-@pytest.mark.parametrize("is_clocked", [True, False])
-def test_an_even_job_with_noise_raises_no_alarm(is_clocked: bool) -> None:
+def test_outside_bsp_nobody_is_said_to_wait_for_a_straggler() -> None:
+    slow = _worker("b", compute_ms=2900.0, is_alone=True)
+    facts = _running(_worker("a", is_alone=True), _worker("c", is_alone=True), slow)
+    found = diagnose(replace(facts, mode="asp", waits_for_all=False))
+    assert (found.cause, found.who) == (Cause.STRAGGLER, ("b",))
+    assert found.sentence.endswith(
+        "400 ms and go on without b in asp; see what else its machine does"
+    )
+
+
+@pytest.mark.parametrize("waits_for_all", [True, False])
+def test_an_even_job_with_noise_raises_no_alarm(waits_for_all: bool) -> None:
     for seed in range(100):
         random = Random(seed)
         count = random.randrange(2, 9)
@@ -189,7 +204,7 @@ def test_an_even_job_with_noise_raises_no_alarm(is_clocked: bool) -> None:
             ]
             last_ms = max(map(sum, own))
             for total, parts in zip(totals, own, strict=True):
-                peer_ms = last_ms - sum(parts) if is_clocked else 0.0
+                peer_ms = last_ms - sum(parts) if waits_for_all else 0.0
                 for position, part in enumerate((*parts, peer_ms)):
                     total[position] += part / step_count
         workers = (
@@ -206,7 +221,7 @@ def test_an_even_job_with_noise_raises_no_alarm(is_clocked: bool) -> None:
             )
             for number, (compute_ms, load_ms, link_ms, peer_ms) in enumerate(totals)
         )
-        facts = replace(_running(*workers), is_clocked=is_clocked)
+        facts = replace(_running(*workers), waits_for_all=waits_for_all)
         assert diagnose(facts).cause is Cause.TRAINING, seed
 
 
@@ -308,6 +323,24 @@ def test_losses_come_before_all_that_is_only_slow() -> None:
     assert shard.sentence == "Nothing is trained: the job waits for shard 0 (lost)"
     none = diagnose(replace(facts, workers=(), waits_for="a worker to go on"))
     assert none.cause is Cause.TOO_FEW_WORKERS
+
+
+@pytest.mark.parametrize(
+    ("settings", "waits_for_all"),
+    [
+        ({}, True),
+        ({"backup_worker_count": 1, "step_atomicity": StepAtomicity.CLOCK}, False),
+        ({"mode": Mode.ASP}, False),
+        ({"mode": Mode.QUORUM, "quorum": 1}, False),
+        ({"mode": Mode.QUORUM, "quorum": 2}, True),
+    ],
+)
+def test_who_has_a_quorum_or_backup_workers_waits_for_no_slow_one(
+    settings: dict[str, Any], waits_for_all: bool
+) -> None:
+    made = CoordinatorSettings(job_id="job", shard_count=1, workers_min=2, **settings)
+    driven = DrivenCoordinator.running("a", "b", settings=made)
+    assert facts_of(driven.core, 0).waits_for_all is waits_for_all
 
 
 def test_a_job_that_is_over_says_only_that() -> None:
