@@ -47,10 +47,11 @@ class ChangedMode:
 
     @property
     def text(self) -> str:
-        return (
-            f"{self.terms}, after clock {self.mode_clock} "
-            f"(generation {self.generation})"
-        )
+        # Between two modes with clocks `mode_clock` stays what it was.
+        both = (self.previous_mode.rules, self.terms.mode.rules)
+        is_by_clock = all(rules.is_clocked for rules in both)
+        since = "" if is_by_clock else f", after clock {self.mode_clock}"
+        return f"{self.terms}{since} (generation {self.generation})"
 
     @property
     def rate_hint(self) -> str:
