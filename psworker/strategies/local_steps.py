@@ -45,9 +45,12 @@ class LocalSteps(Strategy):
             ConfigurationError: `every` is no number of local steps, or `outer` makes
                 no optimizer.
         """
-        if outer is not None and not callable(outer):
+        given: object = outer
+        if given is not None and not callable(given):
+            is_made = isinstance(given, torch.optim.Optimizer)
+            shown = f"{type(given).__name__}(...)" if is_made else repr(given)
             raise ConfigurationError(
-                f"outer={outer!r} makes no optimizer: give what does, such as "
+                f"outer={shown} makes no optimizer: give what does, such as "
                 "lambda parameters: torch.optim.SGD(parameters, lr=0.7)"
             )
         self.pace = pace_of(every)

@@ -232,18 +232,18 @@ def check_strategy(strategy: object) -> None:
     if not isinstance(strategy, Strategy):
         kind = strategy if isinstance(strategy, type) else type(strategy)
         is_class = kind is strategy and issubclass(kind, Strategy)
-        shown = f"{kind.__name__}, a class" if is_class else repr(strategy)
+        shown = f"the class {kind.__name__}" if is_class else repr(strategy)
         named = kind.__name__ if is_class else "DiLoCo"
         raise ConfigurationError(
-            f"strategy={shown} is no strategy: give an object of one, as in "
+            f"strategy is {shown}, which is no strategy: give an object of one, as in "
             f"strategy=psworker.{named}(every=50)"
         )
     for name, words in (("inner_state", InnerState), ("fragment_order", FragmentOrder)):
         word, known = getattr(strategy, name), get_args(words)
         if word not in known:
             raise ConfigurationError(
-                f"{type(strategy).__name__} has {name}={word!r}, which is nothing that "
-                f"there is: give {' or '.join(map(repr, known))}"
+                f"{type(strategy).__name__} has {name}={word!r}: give "
+                f"{' or '.join(map(repr, known))}"
             )
     owner = type(strategy).__name__
     refuse_numbers(
@@ -313,7 +313,7 @@ def outer_of(strategy: Strategy, parameters: list[torch.Tensor]) -> Optimizer:
     outer: object = answer_of(strategy.outer, parameters)
     if not isinstance(outer, Optimizer):
         shown = f"the class {outer.__name__}" if isinstance(outer, type) else outer
-        found = f"{shown}, and no optimizer"
+        found = f"{shown}, which is no optimizer"
     else:
         held = {id(each) for group in outer.param_groups for each in group["params"]}
         if held == {id(each) for each in parameters}:

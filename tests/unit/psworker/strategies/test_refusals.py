@@ -25,6 +25,7 @@ from psworker import (
     StreamingDiLoCo,
 )
 
+MADE = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
 EIGHT: dict[str, Any] = {"every": 8, "fragment_count": 2, "taken_after": 4}
 
 
@@ -36,6 +37,7 @@ EIGHT: dict[str, Any] = {"every": 8, "fragment_count": 2, "taken_after": 4}
             for every in (0, -1, True, 2.5, "50", None, 1_000_001, Growing)
         ),
         (LocalSteps, {"every": 2, "outer": 3}, "outer=3 makes no optimizer"),
+        (LocalSteps, {"every": 2, "outer": MADE}, r"outer=SGD\(\.\.\.\) makes no opt"),
         (Growing, {"by": 0}, "Growing: by=0 is not a number of local steps above 0"),
         (Growing, {"by": "x"}, "by='x' is not"),
         (Growing, {"by": math.nan}, "by=nan is not"),
@@ -140,17 +142,17 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        (DiLoCo, r"DiLoCo, a class is no strategy.*DiLoCo\(every=50\)"),
-        ("diloco", r"'diloco' is no strategy.*DiLoCo\(every=50\)"),
-        (False, "False is no strategy"),
+        (DiLoCo, r"is the class DiLoCo, which is no strategy.*DiLoCo\(every=50\)"),
+        ("diloco", r"'diloco', which is no strategy.*DiLoCo\(every=50\)"),
+        (False, "False, which is no strategy"),
         (_Undecided(), "_Undecided does not say when to push.*is_due"),
         (LocalSteps(2, inner_state="avg"), "'keep' or 'reset' or 'average'"),  # type: ignore[arg-type]
         (
             LocalSteps(2, lambda each: torch.optim.SGD([*each, torch.ones(1)], lr=1.0)),
             r"SGD of 2 parameters, and there are 1: have it",
         ),
-        (_Own(outer=lambda _: torch.optim.SGD), "returned the class SGD, and no"),
-        (_Own(outer=lambda _: 3), "returned 3, and no optimizer"),
+        (_Own(outer=lambda _: torch.optim.SGD), "returned the class SGD, which is no"),
+        (_Own(outer=lambda _: 3), "returned 3, which is no optimizer"),
         (_Own(outer=lambda _: None), "returned None"),
         (_Own(outer=_raise), "_raise.* raised ZeroDivisionError: by nothing"),
         (_Own(fragment_order="zigzag"), "'sequential' or 'strided'"),
