@@ -266,6 +266,8 @@ def test_a_job_trains_as_the_paper_has_it(
     parts[0].step_count = parts[1].step_count = 30
     parts[2].is_lost = not seed
     parts.append(Part(JOINER, draw.randint(5, 12), 1.5, joins_after=draw.randint(1, 3)))
+    # So that nobody is done, or lost, before another of these has connected.
+    all_are_here = threading.Barrier(3, timeout=60)
     began = {part.joins_after: threading.Event() for part in parts if part.joins_after}
     # Short where a worker is lost, and elsewhere nobody is evicted who is slow.
     lease_ttl_ms = 2_000 if parts[2].is_lost else 30_000
@@ -281,6 +283,8 @@ def test_a_job_trains_as_the_paper_has_it(
             ps.prepare(model, optimizer, strategy=strategy)
             begins_at = clock = ps.clock
             part.first_clock = begins_at + 1
+            if not part.joins_after:
+                all_are_here.wait()
             for step in range(part.step_count):
                 _train(model, optimizer, 1000 * part.number + step)
                 if ps.clock > clock:
