@@ -93,7 +93,9 @@ class _Link:
             self.ended.add(way)
             sink = self.sinks[way]
             if sink.can_write_eof() and not sink.transport.is_closing():
-                sink.write_eof()
+                # Its peer may have ended both directions a moment ago.
+                with contextlib.suppress(OSError):
+                    sink.write_eof()
 
 
 class FaultProxy:
