@@ -21,7 +21,12 @@ from psserver.shard.core.effects import (
 )
 from psserver.shard.core.push import PushId, Trailer
 from psserver.shard.host.recorder import Recorder
-from psserver.shard.host.recording import RecordingError, RecordingReader
+from psserver.shard.host.recording import (
+    MAGIC,
+    RecordingError,
+    RecordingReader,
+    _entry,
+)
 from psserver.shard.host.replaying import (
     ReplayedPush,
     ShardReplay,
@@ -332,3 +337,37 @@ def test_values_that_come_out_differently_are_noticed(
 
     assert f"chunk {chunk.index} differs" in replay.difference
     assert torch.__version__ in replay.difference
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("begin", {"incarnation": []}),
+        ("begin", {"settings": {"job_id": {}, "shard_count": 1}}),
+        ("values", {"chunk": "\ud800"}),
+        ("push", {"weight": "x"}),
+        ("push", {"gradient_norm": 10**400}),
+        ("push", {"push": [["a"], 1, 1]}),
+        ("push", {"clock": {}}),
+        ("done", {"outcome": []}),
+        ("done", {"version": None}),
+        ("done", {"clock": "1"}),
+        ("state", {"tensors": [["0/momentum_buffer", 1, [-1]]]}),
+    ],
+)
+def test_what_no_release_writes_is_damage_though_its_digests_are_right(
+    kind: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    path = Recorded(1, tmp_path).run()
+    pieces = [MAGIC]
+    for each in RecordingReader(path).entries():
+        line = {**each.line, **(changes if each.kind == kind else {})}
+        pieces += map(bytes, _entry(each.kind, line, [each.data]))
+    path.write_bytes(b"".join(pieces))
+    try:
+        replay = ShardReplay(path)
+        replay.run(Until())
+        said = replay.damage
+    except RecordingError as error:
+        said = str(error)
+    assert b"is damaged: " in said.encode()

@@ -24,6 +24,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from psserver.config import RECORD_GIB_DEFAULT, ConfigurationError
 from pswire.checkpoint.errors import UNREADABLE
+from pswire.names import printable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -242,8 +243,9 @@ class RecordingReader:
     def damaged(self, number: int, place: int, what: str) -> RecordingError:
         """An error that names an entry."""
         return RecordingError(
-            f"{self.path}: entry {number}, at byte {place}, is damaged: {what}. What "
-            "was applied before it can be replayed, with --until"
+            f"{self.path}: entry {number}, at byte {place}, is damaged: "
+            f"{printable(what)}. What was applied before it can be replayed, with "
+            "--until"
         )
 
     def _entry(

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -26,7 +27,7 @@ from psserver.shard.tensors.sent_values import SentValues
 from pswire.checkpoint.errors import UNREADABLE, CheckpointError
 from pswire.checkpoint.parts import PartKey
 from pswire.job_terms_codec import load_settings, load_terms
-from pswire.membership import WorkerKey
+from pswire.membership import Outcome, WorkerKey
 from pswire.placement import Chunk
 from pswire.torch_types import buffer_of
 
@@ -220,8 +221,10 @@ class ShardReplay:
         line = entry.line
         if entry.kind == "begin":
             self.settings: JobSettings = load_settings(line["settings"])
-            self.shard_index: int = line["shard"]
-            self.incarnation: int = line["incarnation"]
+            if not isinstance(self.settings.job_id, str):
+                raise TypeError("its job's id is no text")
+            self.shard_index: int = index(line["shard"])
+            self.incarnation: int = index(line["incarnation"])
             self._arithmetic: str = line["arithmetic"]
             self.model: ShardModel = shard_model(
                 load_terms(line["terms"]),
@@ -253,16 +256,22 @@ class ShardReplay:
                 self.model.declare(load_terms(line["terms"]))
             case "push":
                 push = _push(line["push"])
-                sent = line["clock"], line["weight"], line["gradient_norm"]
+                norm = line["gradient_norm"]
+                sent = (
+                    index(line["clock"]),
+                    float(line["weight"]),
+                    None if norm is None else float(norm),
+                )
                 # It comes again where a call broke.
                 self._open.setdefault(push, ReplayedPush(push, *sent))
             case "done":
                 push = _push(line["push"])
                 known = self._open.pop(push, ReplayedPush(push))
-                known.outcome, known.version = line["outcome"], line["version"]
+                known.outcome = Outcome.labelled(line["outcome"]).label
+                known.version = index(line["version"])
                 self.pushes.append(known)
         if entry.kind in _ADVANCES:
-            self.version, self.clock = line["version"], line["clock"]
+            self.version, self.clock = index(line["version"]), index(line["clock"])
         return entry
 
     def _apply(self, entry: Entry) -> None:
@@ -375,7 +384,8 @@ def _decoded(reader: RecordingReader, take: Any) -> Iterator[Any]:  # noqa: ANN4
     for entry in reader.entries():
         try:
             made = take(entry)
-        except (*UNREADABLE, CheckpointError, AssertionError) as error:
+        except (*UNREADABLE, CheckpointError, AssertionError, RuntimeError) as error:
+            # torch raises the last one, of shapes that do not fit.
             raise reader.damaged(
                 entry.number, entry.place, f"{type(error).__name__}, {error}"
             ) from error
@@ -402,4 +412,6 @@ def _image(line: Mapping[str, Any], data: memoryview) -> ChunkImage:
 
 def _push(values: Sequence[Any]) -> PushId:
     worker_id, incarnation, sequence = values
-    return PushId(WorkerKey(worker_id, incarnation), sequence)
+    if not isinstance(worker_id, str):
+        raise TypeError(f"the worker of a push is {worker_id!r:.80}")
+    return PushId(WorkerKey(worker_id, index(incarnation)), index(sequence))
