@@ -322,7 +322,7 @@ function showCheckpoints({ checkpoints }) {
   figures($("checkpoint"), checkpoints === null ? [] : [
     ["Newest", newest ? `${duration(newest.age_ms)} ago` : "none yet", newest ? `clock ${whole(newest.clock)}` : ""],
     ["Size", bytes(newest?.byte_count)],
-    ["One every", checkpoints.interval],
+    ["One every", checkpoints.interval.replace("steps", " steps")],
     ["Folder", checkpoints.url, newest?.name],
   ]);
 }
