@@ -43,14 +43,15 @@ from tests.integration.forged_calls import CONTROL, Forger, streamed
 from tests.integration.forged_calls import DATA as SHARD
 from tests.integration.test_hostile_control import entry, forged_join, optimizer
 
-# Members of the same job have to keep the times, too, on a busy machine.
+# Members of the same job, and whoever attacks, have to keep the times, too, while a
+# busy machine lets neither of them go on for a second.
 LIMITS: Final = Limits(
     machine_calls=96,
     registrations=32,
-    handshake_s=1.0,
+    handshake_s=3.0,
     idle_s=0.5,
-    first_message_s=1.0,
-    message_s=1.5,
+    first_message_s=3.0,
+    message_s=3.0,
     join_s=5.0,
     admin_connections=8,
     tensors=20_000,
@@ -691,7 +692,7 @@ ROWS: Final[dict[str, Row]] = {
     "a stream that sends nothing": row(
         lambda t: silent(t, "PushPullOnce"),
         "DEADLINE_EXCEEDED WAIT",
-        "silent for 1 s",
+        "silent for 3 s",
     ),
     "a push that stops": row(
         lambda t: silent(t, "Seed"), "DEADLINE_EXCEEDED WAIT", "silent"
