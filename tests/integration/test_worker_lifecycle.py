@@ -24,7 +24,7 @@ from psworker.connection import Connection
 from tests.doubles.child_process import killed_at_end
 from tests.doubles.children import Completed, Nursery, wait_until
 from tests.doubles.fault_proxy import FaultProxy
-from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect
+from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect, worker_behind
 
 SCRIPT = """
 import os, sys, torch, psworker
@@ -328,12 +328,13 @@ def test_a_shard_that_is_silent_is_named_with_its_last_answer(tmp_path: Path) ->
             proxies.append(stack.enter_context(FaultProxy(str(address))))
             return parse_address(proxies[0].address)
 
-        job = stack.enter_context(
-            Job(tmp_path / "state", advertise={1: through_proxy}, lease_ttl_ms=4000)
-        )
-        ps, optimizer = member(job.address, step_timeout_s=2)
+        job = stack.enter_context(Job(tmp_path / "state", advertise={1: through_proxy}))
+        ps, optimizer = member(job.address)
         stack.enter_context(ps)
         optimizer.step()
+        stepper = worker_behind(ps)._stepper
+        assert stepper is not None
+        stepper._timeout_s = 2.0  # of steps without an answer, and not of the first
         proxies[0].refuse()
         with pytest.raises(psworker.StepTimeoutError) as caught:
             optimizer.step()
