@@ -156,7 +156,7 @@ def test_a_worker_id_of_a_living_process_is_taken(
 
 def test_a_worker_id_is_free_once_its_process_is_known_as_lost(tmp_path: Path) -> None:
     with (
-        Job(tmp_path / "state", shard_count=1, sockets=True) as job,
+        Job(tmp_path, shard_count=1, sockets=True, lease_ttl_ms=60_000) as job,
         FaultProxy(job.address) as proxy,
     ):
         first = psworker.connect(proxy.address, worker_id="w0")
@@ -164,6 +164,7 @@ def test_a_worker_id_is_free_once_its_process_is_known_as_lost(tmp_path: Path) -
         first.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         proxy.refuse()
 
-        with psworker.connect(job.address, worker_id="w0", connect_timeout_s=2) as ps:
+        # Long before a lease is over.
+        with psworker.connect(job.address, worker_id="w0", connect_timeout_s=20) as ps:
             assert ps.worker_id == "w0"
         first.close()
