@@ -96,6 +96,7 @@ class OpenPush:
         self._drives_others = drives_others
         self._failure_counts = [0] * len(chunk_indexes)
         self._staged: dict[int, ClockChoice] = {}
+        self._answered: set[int] = set()
 
     @property
     def shard_count(self) -> int:
@@ -142,18 +143,33 @@ class OpenPush:
         self._staged[shard_index] = choice
         return self.agreed
 
+    def answered(self, shard_index: int) -> Commit | Choose | None:
+        """A shard is done with the push.
+
+        Returns:
+            What is to be done for the others, if this one had not said `staged`: the
+            clock was committed there by one who was lost before it did the same
+            elsewhere.
+        """
+        self._answered.add(shard_index)
+        return None if shard_index in self._staged else self.agreed
+
     @property
     def agreed(self) -> Commit | Choose | None:
         """What follows once all shards have said the same, and until then nothing.
 
-        Where clocks are measured, with what follows from what all shards have measured.
+        One that is done with the push has been told by another driver. Where clocks are
+        measured, with what follows from what all shards have measured.
         """
         staged = self._staged
-        if len(staged) < self.shard_count:
+        silent = set(range(self.shard_count)) - staged.keys()
+        if not staged or not silent <= self._answered:
             return None
         if len({(each.clock, each.workers) for each in staged.values()}) > 1:
             return None
-        choice = staged[0]
+        choice = next(iter(staged.values()))
+        if silent and self._update.is_measured:
+            return None  # what the silent ones have measured is not known here
         if not choice.workers:
             # With backup workers: each shard speaks of this worker's push alone.
             return Choose(choice.clock, self.sequence)

@@ -98,8 +98,15 @@ class Commits:
 
     def take_staged(self, shard_index: int, choice: ClockChoice) -> None:
         """A shard has everything that it needs for a clock with these contributors."""
-        if self._push.staged(shard_index, choice) is None:
-            return
+        if self._push.staged(shard_index, choice) is not None:
+            self._begin_driving()
+
+    def take_answer(self, shard_index: int) -> None:
+        """A shard has answered the push, perhaps before others are told to commit."""
+        if self._push.answered(shard_index) is not None:
+            self._begin_driving()
+
+    def _begin_driving(self) -> None:
         self._agreed.set()
         if self._driving is None:
             # Most pushes are never staged, and are spared a task that waits for that.
@@ -399,6 +406,7 @@ class ShardCalls:
                 step=push.begin(asks_first=asks_first),
             )
             silence.answered(shard_index)
+            commits.take_answer(shard_index)
             if failpoints.armed:
                 failpoints.hit("worker.push_answered")
             return self._checked(shard_index, reply)

@@ -441,7 +441,11 @@ class DrivenWorker:
         own = self.pushes[call.push.sequence]
         own.answers[call.shard_index] = reply
         del self._calls[call.shard_index]
-        if self._calls or self.stage is not Stage.PUSHING:
+        if self.stage is not Stage.PUSHING:
+            return
+        if self._calls:
+            if self._open is not None:
+                self._carry_out(self._open.answered(call.shard_index))
             return
         replies = [own.answers[index] for index in sorted(own.answers)]
         concluded = self.core.conclude(call.push.sequence, replies)

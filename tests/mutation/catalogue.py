@@ -858,6 +858,18 @@ BUGS = (
         ),
     ),
     bug(
+        "a clock that one shard has closed stays open on the others",
+        Edit(
+            f"{WORKER}/member/core.py",
+            "not silent <= self._answered:",
+            "silent:",
+        ),
+        tests=(
+            f"{WORKER_TESTS}/member/test_open_push.py",
+            f"{WORKER_TESTS}/member/test_commits.py",
+        ),
+    ),
+    bug(
         "a worker goes on after a drop by an older record than the shards'",
         Edit(
             f"{WORKER}/member/core.py",
@@ -923,7 +935,7 @@ BUGS = (
         "a commit before the last shard has staged the clock",
         Edit(
             f"{WORKER}/member/core.py",
-            "        if len(staged) < self.shard_count:\n",
+            "        if not staged or not silent <= self._answered:\n",
             "        if 0 not in staged:\n",
         ),
         tests=(

@@ -97,6 +97,31 @@ def test_a_shard_that_says_it_again_gets_the_commit_again() -> None:
     assert push.staged(1, BOTH) == Commit(BOTH)
 
 
+def test_what_one_shard_is_done_with_is_committed_on_the_others() -> None:
+    """Who committed it there was lost before it did the same elsewhere."""
+    push, own = opened(), ClockChoice(5, ())
+    assert push.answered(1) is None
+
+    assert push.staged(0, own) == Choose(5, 3)
+    assert push.chosen(BOTH) == Commit(BOTH)
+
+    push = opened()
+    push.staged(0, BOTH)
+    assert push.answered(1) == Commit(BOTH)
+
+    push = opened()
+    push.staged(0, BOTH)
+    push.staged(1, BOTH)
+    assert push.answered(1) is None  # by the commit of this worker, or just before it
+
+
+def test_without_what_a_shard_has_measured_nothing_is_committed() -> None:
+    push = opened(clip_grad_norm=1.0)
+    push.staged(0, BOTH._replace(sum_of_squares=8.0))
+
+    assert push.answered(1) is None
+
+
 def test_with_backup_workers_shard_0_chooses_and_the_chosen_commit() -> None:
     push, own = opened(), ClockChoice(5, ())
     push.staged(0, own)
