@@ -63,7 +63,8 @@ class WorkerStory:
             )
             self._sequence = max(self._sequence, push.sequence)
             self.pushes[push] = PushOfWorker(line)
-        elif known.is_acknowledged:
+        elif known.is_acknowledged and known.outcome != DROPPED:
+            # A new leader of a host group has not heard of what was dropped.
             self._findings.broken(
                 "G1", line.place, f"{push} was sent again after it was acknowledged"
             )

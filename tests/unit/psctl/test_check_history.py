@@ -49,6 +49,11 @@ def dropped_and_applied(run: Histories) -> None:
     run.find("worker-a-1", "ok", push=push("a", 3))["outcome"] = "dropped"
 
 
+def sent_again(run: Histories) -> None:
+    line = run.find("worker-a-1", "invoke", push=push("a", 3))
+    run.files["worker-a-1"].append(line)
+
+
 def acknowledged_beyond_its_last(run: Histories) -> None:
     for process in (*SHARDS, "coordinator"):
         run.find(process, "record", generation=2)["departures"][0][2] = 2
@@ -64,6 +69,7 @@ def acknowledged_beyond_its_last(run: Histories) -> None:
         (acknowledged_and_lost, "acknowledged as applied, and on shard 0 it is not"),
         (applied_in_part, "ended push 2 of a/1 as applied without chunk 2"),
         (dropped_and_applied, "as dropped with 2 of its chunks applied"),
+        (sent_again, "push 3 of a/1 was sent again after it was acknowledged"),
         (acknowledged_beyond_its_last, "beyond push 2, its last"),
     ],
 )
@@ -75,6 +81,13 @@ def test_exactly_once_is_checked(
     report = run.check(tmp_path)
     assert said in broken(report)["G1"]
     assert "G1 broken at " in report.to_text()
+
+
+def test_what_was_dropped_may_be_sent_again(tmp_path: Path) -> None:
+    run = good()
+    dropped_and_applied(run)
+    sent_again(run)
+    assert "sent again" not in broken(run.check(tmp_path))["G1"]
 
 
 def test_lost_and_double_pushes_are_counted(tmp_path: Path) -> None:
