@@ -186,3 +186,20 @@ def test_a_leader_that_comes_too_late_joins_again_and_says_what_became_of_its_pu
         assert set(outcomes) <= {"applied", "duplicate", "dropped"}
         assert outcomes.count("dropped") <= 1
         assert outcomes[-1] == "applied"
+
+
+@pytest.mark.repeat
+@pytest.mark.parametrize("hit", [13, 14])
+def test_a_leader_is_lost_between_the_answers_of_two_shards_in_mode_quorum(
+    hit: int, make_job: MakeJob
+) -> None:
+    """One has closed a clock, and the other is never told by whom it was committed."""
+    with make_job("--mode=quorum", "--quorum=1", script=SCRIPT) as job:
+        job.start_worker("w0", step_s=0.003)
+        start(job, 0, 3, failpoint=f"worker.push_answered=kill@{hit}")
+        start(job, 1, 3)
+        start(job, 2, 3)
+        job.expect_killed("p0")
+        for name in ("p1", "p2"):
+            job.wait_steps(name, 6)
+        job.wait_steps("w0", 3)
