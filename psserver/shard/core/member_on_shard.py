@@ -55,7 +55,8 @@ class MemberOnShard:
             that among those of all workers.
         ready_ms: When it has said so.
         last_ms: Since when it pushes what is its last for now, None once that counts.
-        saved_since_ms: Then clocks wait for that as long as from here until it began.
+        saved_since_ms: Where the time begins that clocks may wait for such a push: as
+            long as from here to `last_ms`.
         committed_sequence: Its push that is committed, in SSP and ASP.
         numbered: Clocks under which `staged` was sent for its pushes.
         newest: By optimizer, the trailer of its newest push in SSP and ASP.
