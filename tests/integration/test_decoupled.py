@@ -262,17 +262,20 @@ class DiedError(Exception):
     """A learner ends in the middle of a round, and does not leave."""
 
 
-def _is_between_pushes(ps: psworker.connection.Connection, step_count: int) -> bool:
-    """Whether so many steps have come, and no push is under way.
-
-    One that is is waited for: the next step takes what it brings.
-    """
+def _await_answer(ps: psworker.connection.Connection) -> None:
+    """A push that is under way is answered: the next step takes what it brings."""
     assert ps._engine is not None
-    engine = ps._engine
-    answer, rounds = engine._outer_steps._sender._answer, engine._rounds
+    answer = ps._engine._outer_steps._sender._answer
+    assert answer is None or answer.wait(30)
+
+
+def _is_between_pushes(ps: psworker.connection.Connection, step_count: int) -> bool:
+    """Whether so many steps have come, and no push is under way."""
+    assert ps._engine is not None
     if step_count < 0:
         return False
-    assert answer is None or answer.wait(30)
+    _await_answer(ps)
+    rounds = ps._engine._rounds
     return rounds.sent is None and rounds.steps_since_push > 0
 
 
@@ -283,7 +286,7 @@ def _learner(
     *,
     every: int,
     taken_after: int,
-    pace: Callable[[str], None] = lambda _: None,
+    pace: Callable[[str, psworker.connection.Connection], None] = lambda *_: None,
     dies_after: int = 0,
     reports: list[Any] | None = None,
 ) -> Callable[[str], list[int]]:
@@ -309,7 +312,7 @@ def _learner(
 
             optimizer.register_step_pre_hook(before_step)
             for inputs, targets in loader:
-                pace(worker_id)
+                pace(worker_id, ps)
                 seen.append(len(inputs))
                 optimizer.zero_grad()
                 nn.functional.mse_loss(model(inputs), targets).backward()
@@ -348,12 +351,18 @@ def test_it_is_the_algorithm_whoever_comes_to_a_merge(
 
 
 def test_a_slow_learner_misses_clocks_and_loses_nothing(tmp_path: Path) -> None:
-    """It has a step for each six of the others, of which one joins later."""
+    """It has a step for each six of the others, of which one joins later.
+
+    They have their answers before the next step, so that 60 steps of one of them are 15
+    clocks at least, and four of the slow one are two of theirs.
+    """
     logs: dict[str, list[Event]] = {}
     counts = dict.fromkeys(("w0", "w1", "w2"), 0)
     moved = threading.Condition()
 
-    def pace(worker_id: str) -> None:
+    def pace(worker_id: str, ps: psworker.connection.Connection) -> None:
+        if worker_id != "w2":
+            _await_answer(ps)
         with moved:
             counts[worker_id] += 1
             moved.notify_all()
@@ -450,7 +459,7 @@ def test_what_a_dead_learner_had_not_pushed_is_trained_by_the_others(
     options: dict[str, Any] = {"every": 6, "taken_after": 1, "reports": reports}
 
     def living(worker_id: str) -> list[int]:
-        def pace(_: str) -> None:
+        def pace(*_: object) -> None:
             assert died.is_set() or len(logs[worker_id]) < 20 or died.wait(30)
 
         return _learner(job, logs, 90, pace=pace, **options)(worker_id)
