@@ -10,7 +10,13 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, TypeVar
 
 from pswire.membership import Member, Record, WorkerKey
-from psworker.errors import EvictedError, JobEndedError, JobFailedError, PsError
+from psworker.errors import (
+    EvictedError,
+    JobEndedError,
+    JobFailedError,
+    PsError,
+    StalenessError,
+)
 from psworker.member.core import MemberCore
 from psworker.transport.values import (
     FirstValues,
@@ -189,6 +195,8 @@ class Membership:
 
         Raises:
             PsError: `failure`, even when `work` failed for a reason of its own then.
+            StalenessError: `work` has found that a promise was broken. This worker
+                can't go on from then.
         """
         wait = Interruption()
         self._waits.add(wait)
@@ -198,6 +206,9 @@ class Membership:
             loop.call_soon(wait.interrupt, _again(self.failure))
         try:
             return await wait.of(work)
+        except StalenessError as error:
+            self.fail(error)
+            raise
         finally:
             self._waits.discard(wait)
 

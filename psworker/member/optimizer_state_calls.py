@@ -5,7 +5,6 @@ from functools import partial
 
 from pswire.reasons import ErrorReason
 from psworker.errors import StepTimeoutError, WaitTimeoutError
-from psworker.member.membership import Membership
 from psworker.member.shard_reach import ShardClients, ShardReach, ShardSilence
 from psworker.transport.calls import CallError, all_or_none, now, until_decided
 from psworker.transport.values import OptimizerSettings, Waiting
@@ -19,19 +18,10 @@ StateAnswer = tuple[list[StatePart], OptimizerSettings]
 class ShardStateCalls:
     """Reads and stages the state of one optimizer."""
 
-    def __init__(
-        self, clients: ShardClients, membership: Membership, reach: ShardReach
-    ) -> None:
-        """Makes no call yet.
-
-        Args:
-            clients: Clients of all shards.
-            membership: What the coordinator has sent.
-            reach: Asks shards that are silent.
-        """
+    def __init__(self, clients: ShardClients, reach: ShardReach) -> None:
         self._clients = clients
         self._reach = reach
-        self._membership = membership
+        self._membership = clients.membership
 
     async def pull(
         self,
@@ -63,7 +53,7 @@ class ShardStateCalls:
         """
         deadline = now() + timeout_s
         generation = self._membership.generation
-        silence = ShardSilence(self._membership, clock, on_waiting, self._reach)
+        silence = ShardSilence(self._reach, clock, on_waiting)
 
         async def pull_one(shard_index: int) -> StateAnswer:
             async def attempt(timeout_s: float) -> StateAnswer:

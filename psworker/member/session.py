@@ -132,7 +132,6 @@ class Session:
         self._history = self._opened_history()
         self.shards = ShardCalls(
             settings.job_id,
-            worker,
             self.membership,
             history=self._history,
             report_silence=self._report_silence,
@@ -230,7 +229,6 @@ class Session:
         self.script_state.begin(self.membership)
         self.shards = ShardCalls(
             settings.job_id,
-            worker,
             self.membership,
             traffic=traffic,
             history=self._history,

@@ -18,7 +18,7 @@ from pswire.membership import ClockChoice, Outcome, WorkerKey
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.shared_memory.segments import boot_id
-from psworker.errors import StalenessError, StepTimeoutError, WaitTimeoutError
+from psworker.errors import StepTimeoutError, WaitTimeoutError
 from psworker.member.ahead_calls import AheadCalls
 from psworker.member.core import (
     Ask,
@@ -174,7 +174,6 @@ class ShardCalls:
     def __init__(
         self,
         job_id: str,
-        worker: WorkerKey,
         membership: Membership,
         *,
         traffic: Traffic | None = None,
@@ -186,22 +185,19 @@ class ShardCalls:
 
         Args:
             job_id: The job.
-            worker: Who calls.
-            membership: What the coordinator has sent.
+            membership: Who calls, and what the coordinator has sent.
             traffic: Bytes of an earlier start's messages, to go on with.
             history: Records pushes and pulls, for an offline check.
             report_silence: Reports shards that do not answer to the coordinator.
             lease_s: Silence after which a shard counts as out of reach.
         """
-        self._worker = worker
+        self._worker = membership.worker
         self._membership = membership
         self.traffic = traffic or Traffic()
         self.segments = NO_SEGMENTS
-        self._clients = ShardClients(job_id, worker, membership, self.traffic)
-        self.reach = ShardReach(
-            self._clients, worker, membership, report_silence, lease_s=lease_s
-        )
-        self.states = ShardStateCalls(self._clients, membership, self.reach)
+        self._clients = ShardClients(job_id, membership, self.traffic)
+        self.reach = ShardReach(self._clients, report_silence, lease_s=lease_s)
+        self.states = ShardStateCalls(self._clients, self.reach)
         self._answers: dict[int, tuple[float, int]] = {}  # when, and at which clock
         # Whether pushes wait for commits, as one has: they are streamed.
         self._commits = False
@@ -279,7 +275,9 @@ class ShardCalls:
                 return Declined(str(error), is_expected=False)
 
         count = len(self._membership.shards)
-        found = await self._unless_failed(all_or_none(map(open_one, range(count))))
+        found = await self._membership.unless_failed(
+            all_or_none(map(open_one, range(count)))
+        )
         self.segments = segments_of(found)
 
     async def pull(
@@ -306,7 +304,7 @@ class ShardCalls:
             PsError: A shard refused it, or the job can't go on.
         """
         deadline = now() + timeout_s
-        silence = ShardSilence(self._membership, clock, receiver.on_waiting, self.reach)
+        silence = ShardSilence(self.reach, clock, receiver.on_waiting)
 
         async def pull_one(shard_index: int) -> PushReply:
             own = silence.receiver(shard_index, receiver)
@@ -330,7 +328,7 @@ class ShardCalls:
         work = all_or_none(map(pull_one, range(len(self._membership.shards))))
         try:
             with silence:
-                replies = await self._unless_failed(work)
+                replies = await self._membership.unless_failed(work)
             self._history.pulled(self._worker, clock, replies)
             return replies
         except CallError as error:
@@ -376,12 +374,7 @@ class ShardCalls:
             PsError: A shard refused it, or the job can't go on.
         """
         deadline = now() + timeout_s
-        silence = ShardSilence(
-            self._membership,
-            pushes[0].header.clock,
-            receiver.on_waiting,
-            self.reach,
-        )
+        silence = ShardSilence(self.reach, pushes[0].header.clock, receiver.on_waiting)
         push = self._membership.core.open(
             pushes[0].header.sequence, [each.chunk_indexes for each in pushes]
         )
@@ -414,7 +407,7 @@ class ShardCalls:
         work = commits.drive_until(all_or_none(map(push_one, range(len(pushes)))))
         try:
             with silence, self._history.push(pushes[0].header) as answered:
-                return answered(await self._unless_failed(work))
+                return answered(await self._membership.unless_failed(work))
         except CallError as error:
             if not error.is_retryable:
                 raise error.to_ps_error() from None
@@ -440,7 +433,7 @@ class ShardCalls:
             return await until_decided(attempt, now() + _QUESTION_TIMEOUT_S)
 
         with told_to_users():
-            done = await self._unless_failed(
+            done = await self._membership.unless_failed(
                 all_or_none(map(ask_one, range(len(self._membership.shards))))
             )
         is_done = was_done(sequence, done)
@@ -468,7 +461,7 @@ class ShardCalls:
                 return outcome_of_closed(is_finite=push.is_finite)
 
         with told_to_users():
-            return await self._unless_failed(
+            return await self._membership.unless_failed(
                 all_or_none(map(ask_one, range(len(pushes))))
             )
 
@@ -499,14 +492,6 @@ class ShardCalls:
         self._answers[shard_index] = (now(), reply.clock)
         self._membership.core.check(shard_index, reply)
         return reply
-
-    async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
-        """As that of the membership; what breaks a promise ends it for good."""
-        try:
-            return await self._membership.unless_failed(work)
-        except StalenessError as error:
-            self._membership.fail(error)
-            raise
 
     def _awaited(self, silence: ShardSilence, error: CallError) -> str:
         """Who did not come, with what is known of it, for the text of a time-out."""

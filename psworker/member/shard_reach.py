@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pswire.addresses import Address, parse_address
 from pswire.limits import WAITING_INTERVAL_MS
-from pswire.membership import ClockChoice, WorkerKey
+from pswire.membership import ClockChoice
 from pswire.security.certificates import certificates_of
 from pswire.security.credentials import Credentials
 from pswire.security.tls_problem import handshake_problem, is_cause
@@ -21,7 +21,7 @@ from psworker.transport.calls import CallError, now
 from psworker.transport.ports import Receiver, ShardPort, Traffic
 from psworker.transport.shard_client import ShardClient
 from psworker.transport.shard_segments import SharedValues
-from psworker.transport.values import Waiting
+from psworker.transport.values import ShardAddress, Waiting
 
 _NO_ANSWER = "gives no answer"
 
@@ -40,23 +40,17 @@ async def report_nothing(_: Mapping[int, int]) -> None:
 
 
 class ShardClients:
-    """Clients of one start of a worker, made when they are first needed."""
+    """Clients of one start of a worker, made when they are first needed.
 
-    def __init__(
-        self, job_id: str, worker: WorkerKey, membership: Membership, traffic: Traffic
-    ) -> None:
-        """Connects to nobody yet.
+    Attributes:
+        membership: Who calls, and the shard map.
+        traffic: Bytes of all messages.
+    """
 
-        Args:
-            job_id: The job.
-            worker: Who calls.
-            membership: Has the shard map.
-            traffic: Counts the bytes of all messages.
-        """
+    def __init__(self, job_id: str, membership: Membership, traffic: Traffic) -> None:
         self._job_id = job_id
-        self._worker = worker
-        self._membership = membership
-        self._traffic = traffic
+        self.membership = membership
+        self.traffic = traffic
         self._clients: dict[int, ShardPort] = {}
 
     async def of(self, shard_index: int) -> ShardPort:
@@ -65,7 +59,7 @@ class ShardClients:
         Raises:
             CallError: It has no address yet; the same call may succeed later.
         """
-        shard = self._membership.shards[shard_index]
+        shard = self.membership.shards[shard_index]
         client = self._clients.get(shard_index)
         if client is not None and client.shard == shard:
             return client
@@ -77,7 +71,8 @@ class ShardClients:
                 refusal=None,
                 decided=False,
             )
-        new = ShardClient(shard, self._job_id, self._worker, self._traffic)
+        worker = self.membership.worker
+        new = ShardClient(shard, self._job_id, worker, self.traffic)
         self._clients[shard_index] = new
         if client is not None:
             if client.shard.incarnation == shard.incarnation:
@@ -96,6 +91,7 @@ class ShardReach:
     """Which shards answer one start of a worker.
 
     Attributes:
+        membership: That start, the shard map, and why it may be evicted.
         pause_s: Silence after which a shard is asked, and time that it has to answer:
             half a lease, so that the coordinator knows after one.
     """
@@ -103,8 +99,6 @@ class ShardReach:
     def __init__(
         self,
         clients: ShardClients,
-        worker: WorkerKey,
-        membership: Membership,
         report: ReportSilence,
         *,
         lease_s: float,
@@ -113,15 +107,12 @@ class ShardReach:
 
         Args:
             clients: Of the shards.
-            worker: Who asks.
-            membership: Has the shard map, and keeps why this worker may be evicted.
             report: Reports to the coordinator.
             lease_s: Silence after which a shard counts as out of reach.
         """
         self.pause_s = lease_s / 2
         self._clients = clients
-        self._worker = worker
-        self._membership = membership
+        self.membership = clients.membership
         self._report_to_coordinator = report
         self._lease_s = lease_s
         self._tasks: set[asyncio.Task[None]] = set()
@@ -158,7 +149,7 @@ class ShardReach:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
             self._watching = None
-            self._membership.unreached = ""
+            self.membership.unreached = ""
 
     async def answering(self, shard_indexes: Collection[int]) -> set[int]:
         """Those of some shards that answer in time, be it by a refusal."""
@@ -171,11 +162,11 @@ class ShardReach:
     async def report(self, silent_s: Mapping[int, float]) -> None:
         """Reports to the coordinator for how long shards have been silent."""
         out_of_reach = [
-            f"shard {index} at {self._membership.shards[index].address}"
+            f"shard {index} at {self.membership.shards[index].address}"
             for index, silence_s in sorted(silent_s.items())
             if silence_s >= self._lease_s
         ]
-        self._membership.unreached = " and ".join(out_of_reach)
+        self.membership.unreached = " and ".join(out_of_reach)
         try:
             await self._report_to_coordinator(
                 {index: round(1000 * each) for index, each in silent_s.items()}
@@ -189,7 +180,7 @@ class ShardReach:
         Args:
             began: Since when they are asked, for the coordinator.
         """
-        shards = self._membership.shards
+        shards = self.membership.shards
         there = await self.answering(range(len(shards)))
         silent = [index for index in range(len(shards)) if index not in there]
         if silent:
@@ -211,7 +202,7 @@ class ShardReach:
         while True:
             await asyncio.sleep(max(0.0, asked + self.pause_s - now()))
             asked = now()
-            shards = self._membership.shards
+            shards = self.membership.shards
             known = [index for index, each in enumerate(shards) if each.address]
             if not known:
                 continue
@@ -222,7 +213,7 @@ class ShardReach:
     async def _answers(self, shard_index: int) -> bool:
         try:
             client = await self._clients.of(shard_index)
-            await client.get_session(self._worker, timeout_s=self.pause_s)
+            await client.get_session(self.membership.worker, timeout_s=self.pause_s)
         except CallError as error:
             if error.refusal is None:
                 self.look_behind(shard_index, error)
@@ -238,7 +229,7 @@ class ShardReach:
         is_closed = any(each in error.text for each in _CLOSED)
         if is_closed and shard_index not in self._looking:
             self._looking.add(shard_index)
-            address = parse_address(self._membership.shards[shard_index].address)
+            address = parse_address(self.membership.shards[shard_index].address)
             self.begin(self._look_behind(shard_index, address))
 
     async def _look_behind(self, shard_index: int, address: Address) -> None:
@@ -262,28 +253,25 @@ class ShardSilence:
 
     def __init__(
         self,
-        membership: Membership,
+        reach: ShardReach,
         clock: int,
         on_waiting: Callable[[Waiting], None],
-        reach: ShardReach,
     ) -> None:
         """Begins a wait for all shards.
 
         Args:
-            membership: Has the shard map.
+            reach: Asks shards that are silent.
             clock: Clock that the calls are about.
             on_waiting: Takes whom the calls wait for.
-            reach: Asks shards that are silent.
         """
         self._reach = reach
         self._asking: asyncio.Task[None] | None = None
         self._asked: dict[int, float] = {}  # when shards have answered a question
         self._reported_silent: set[int] = set()
-        self._membership = membership
         self._clock = clock
         self._on_waiting = on_waiting
         self._began = self._noted = self._reported = now()
-        self._heard = dict.fromkeys(range(len(membership.shards)), self._began)
+        self._heard = dict.fromkeys(range(len(self._shards)), self._began)
         self._trouble: dict[int, str] = {}  # what became of the last attempt
         self._last_said: Waiting | None = None  # by a shard
         self._timer: asyncio.TimerHandle | None = None
@@ -345,11 +333,15 @@ class ShardSilence:
         return on_waiting
 
     @property
+    def _shards(self) -> tuple[ShardAddress, ...]:
+        return self._reach.membership.shards
+
+    @property
     def waiting(self) -> Waiting | None:
         """Which shards are silent by now, `None` when none is."""
         interval_s = WAITING_INTERVAL_MS / 1000
         silent = [
-            f"shard {index} at {self._membership.shards[index].address or 'no address'}"
+            f"shard {index} at {self._shards[index].address or 'no address'}"
             f", which {self._trouble.get(index, _NO_ANSWER)}"
             f"{self._reach.problem_of(index)}"
             for index, heard_s in self._heard.items()

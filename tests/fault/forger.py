@@ -95,4 +95,4 @@ class Forger:
             for shard in self._status["shards"]
         )
         membership.take(WorkerView(None, shards))
-        return ShardCalls(self._status["job"]["job_id"], self._worker, membership)
+        return ShardCalls(self._status["job"]["job_id"], membership)

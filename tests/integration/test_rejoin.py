@@ -500,7 +500,7 @@ def test_who_is_cut_off_from_one_shard_holds_nobody_and_comes_back(
 
     async def of(clients: ShardClients, shard_index: int) -> ShardPort:
         client = await client_of(clients, shard_index)
-        if shard_index == 1 and clients._worker.worker_id in cut_off:
+        if shard_index == 1 and clients.membership.worker.worker_id in cut_off:
             raise CallError("", "UNAVAILABLE", "cut", refusal=None, decided=False)
         return client
 

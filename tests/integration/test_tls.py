@@ -243,12 +243,11 @@ async def test_a_worker_says_why_a_shard_refuses_it(
     made: Made, monkeypatch: pytest.MonkeyPatch, client: str, words: str
 ) -> None:
     use(monkeypatch, credentials_of(made, client))
-    worker = WorkerKey("w0", 1)
-    membership = Membership(worker)
+    membership = Membership(WorkerKey("w0", 1))
     async with serving(made.job.credentials(SERVER)) as address:
         membership.take(WorkerView(None, (ShardAddress(0, str(address), 1),)))
-        clients = ShardClients("job", worker, membership, Traffic())
-        reach = ShardReach(clients, worker, membership, report_nothing, lease_s=10.0)
+        clients = ShardClients("job", membership, Traffic())
+        reach = ShardReach(clients, report_nothing, lease_s=10.0)
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             while words not in (waits_for := await reach.unreached(0.0)):
                 assert str(address) in waits_for

@@ -38,13 +38,7 @@ class Shards:
         self.membership = Membership(WORKER)
         addresses = tuple(ShardAddress(i, f"host:{i}", 1) for i in range(2))
         self.membership.take(WorkerView(None, addresses))
-        self.reach = ShardReach(
-            cast("ShardClients", self),
-            WORKER,
-            self.membership,
-            self._tell,
-            lease_s=lease_s,
-        )
+        self.reach = ShardReach(cast("ShardClients", self), self._tell, lease_s=lease_s)
 
     async def of(self, index: int) -> Any:  # noqa: ANN401, a client's one method
         async def get_session(worker: WorkerKey, *, timeout_s: float) -> None:
@@ -59,7 +53,7 @@ class Shards:
         return SimpleNamespace(get_session=get_session)
 
     def waiting(self) -> ShardSilence:
-        return ShardSilence(self.membership, 1, lambda _: None, self.reach)
+        return ShardSilence(self.reach, 1, lambda _: None)
 
     async def until(self, condition: Callable[[Mapping[int, int]], bool]) -> None:
         """Returns once the coordinator was told something."""
@@ -191,9 +185,7 @@ async def test_a_coordinator_that_is_away_stops_no_wait() -> None:
     async def fail(_: Mapping[int, int]) -> None:
         raise CallError("", "UNAVAILABLE", "", refusal=None, decided=False)
 
-    reach = ShardReach(
-        cast("ShardClients", shards), WORKER, shards.membership, fail, lease_s=0.02
-    )
+    reach = ShardReach(cast("ShardClients", shards), fail, lease_s=0.02)
     await reach.report({1: 5.0})
 
     assert shards.membership.unreached == "shard 1 at host:1"
