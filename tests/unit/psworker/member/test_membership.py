@@ -4,7 +4,12 @@ import dataclasses
 import pytest
 
 from pswire.membership import Departure, FenceKind, Member, Record, WorkerKey
-from psworker.errors import EvictedError, JobEndedError, JobFailedError
+from psworker.errors import (
+    EvictedError,
+    JobEndedError,
+    JobFailedError,
+    StalenessError,
+)
 from psworker.member.core import Seed
 from psworker.member.membership import Membership
 from psworker.transport.values import (
@@ -197,6 +202,21 @@ async def test_the_end_of_the_job_ends_every_call_now_and_later(
         await blocked
     with pytest.raises(kind, match=text):
         await membership.unless_failed(asyncio.Event().wait())
+
+
+async def test_a_broken_promise_that_a_call_finds_ends_every_call() -> None:
+    membership = Membership(ME)
+    blocked = asyncio.ensure_future(membership.unless_failed(asyncio.Event().wait()))
+    await asyncio.sleep(0)
+
+    async def find() -> None:
+        raise StalenessError("beyond the bound")
+
+    with pytest.raises(StalenessError):
+        await membership.unless_failed(find())
+    with pytest.raises(StalenessError):
+        await blocked
+    assert isinstance(membership.failure, StalenessError)
 
 
 async def test_a_result_that_is_there_counts_and_no_task_is_left() -> None:
