@@ -47,10 +47,7 @@ class ChangedMode:
 
     @property
     def text(self) -> str:
-        # Between two modes with clocks `mode_clock` stays what it was.
-        both = (self.previous_mode.rules, self.terms.mode.rules)
-        is_by_clock = all(rules.is_clocked for rules in both)
-        since = "" if is_by_clock else f", after clock {self.mode_clock}"
+        since = f", after clock {self.mode_clock}" if self.mode_clock else ""
         return f"{self.terms}{since} (generation {self.generation})"
 
     @property

@@ -93,6 +93,7 @@ def _facts(status: Document) -> list[tuple[str, str]]:
         ("logged", printable(", ".join(logged))),
         ("job", printable(status["job"]["job_id"])),
         ("mode", f"{terms_of_document(status)}{since}"),
+        ("strategy", printable(status["strategy"] or "")),
         ("phase", f"{status['phase']}, generation {status['generation']}"),
         ("evictions", _evictions_text(status)),
         (
@@ -133,7 +134,6 @@ def _facts(status: Document) -> list[tuple[str, str]]:
             for shard in status["shards"]
             if shard["recording_end"]
         ),
-        ("local steps", _rounds_text(status)),
         ("gradients", _gradients_text(status)),
         ("failure", printable(failure)),
     ]
@@ -217,19 +217,6 @@ def _transport_text(status: Document) -> str:
         if count
     ]
     return f"through shared memory: {', '.join(sharing)}" if sharing else ""
-
-
-def _rounds_text(status: Document) -> str:
-    """How many local steps a round has; empty where each step is a push."""
-    counts = {
-        worker["worker_id"]: worker["round_step_count"]
-        for worker in status["workers"]
-        if worker["round_step_count"]
-    }
-    if len(set(counts.values())) <= 1:
-        return "".join(f"{count} a round" for count in set(counts.values()))
-    each = (f"{printable(name)} {count}" for name, count in counts.items())
-    return f"a round: {', '.join(each)}"
 
 
 def _gradients_text(status: Document) -> str:

@@ -425,6 +425,12 @@ class Record:
         )
 
     @property
+    def change_clock(self) -> int:
+        """Clock after which the mode applies with its numbers: up to it others did."""
+        # A record of a release without `terms_clock` has 0 there.
+        return max(self.mode_clock, self.terms_clock)
+
+    @property
     def is_start(self) -> bool:
         return self.kind is FenceKind.START
 

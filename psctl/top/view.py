@@ -200,6 +200,8 @@ def _head(seen: Seen, width: int, unicode: bool, wrap_max: int | None) -> list[L
         style = Style.BAD if cause in _BAD_CAUSES else style
         text = printable(sentence)
         lines += [Line(each, style) for each in wrapped(text, width, wrap_max)]
+    if document["strategy"]:
+        lines.append(Line(printable(document["strategy"])))
     lines.append(Line(_rates(seen, width, unicode)))
     lines.append(Line(_data(seen.epoch, width, unicode)))
     is_told = not seen.trouble and cause in ("disk", "checkpoint_failing")

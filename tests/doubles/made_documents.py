@@ -31,10 +31,12 @@ class MadeJob:
         worker_ids: Its workers.
         elapsed_s: For how long it has trained.
         began_at_unix_s: When it began.
-        mode: `bsp`, `ssp` or `asp`.
+        mode: `bsp`, `ssp`, `asp` or `quorum`.
+        strategy: How workers take local steps; None where they take none.
         cause: The diagnosis.
         sentence: Its sentence.
-        who: Whom it is about; shards wait for them when the cause is a straggler.
+        who: Whom it is about; shards wait for them when the cause is a straggler, in
+            `bsp` and `ssp`.
         slow: Of some workers, how many times as long as the others they compute. They
             are behind in `ssp` and `asp`.
         link_ms: Of some workers, how long an answer is under way.
@@ -50,6 +52,7 @@ class MadeJob:
     elapsed_s: float = 754.0
     began_at_unix_s: float = 1_800_000_000.0
     mode: str = "bsp"
+    strategy: str | None = None
     cause: str = "training"
     sentence: str = "all workers train"
     who: list[str] = field(default_factory=list)
@@ -67,6 +70,11 @@ class MadeJob:
         """Clocks that all members have completed."""
         return int(self.elapsed_s * CLOCKS_PER_S)
 
+    @property
+    def others_wait(self) -> bool:
+        """Whether others wait for those that the diagnosis is about."""
+        return self.cause == "straggler" and self.mode in ("bsp", "ssp")
+
     def status(self) -> Document:
         """As `/status` answers."""
         sample = sampled("status")
@@ -83,9 +91,13 @@ class MadeJob:
                 "cause": self.cause,
                 "sentence": self.sentence,
                 "who": self.who,
+                "others_wait": self.others_wait,
             },
             "mode": self.mode,
-            "staleness_bound": {"bsp": 0, "ssp": 3, "asp": None}[self.mode],
+            "staleness_bound": {"ssp": 3, "asp": None}.get(self.mode, 0),
+            "quorum": 3 if self.mode == "quorum" else None,
+            "grace_window_s": 0.0 if self.mode == "quorum" else None,
+            "strategy": self.strategy,
             "elapsed_s": self.elapsed_s,
             "steps_per_s": CLOCKS_PER_S * len(members),
             "samples_per_s": CLOCKS_PER_S * len(members) * 32,
@@ -207,7 +219,7 @@ class MadeJob:
             "frontier": self.clock,
             "queued_push_count": (index + int(self.elapsed_s)) % 3,
             "staleness_counts": [] if self.mode == "bsp" else [900, 2400, 1300, 30],
-            "waiting": waiting if self.cause == "straggler" else None,
+            "waiting": waiting if self.others_wait else None,
             "parameter_bytes": 51 * MIB,
             "optimizer_bytes": 102 * MIB,
             "resident_bytes": (392 + 14 * index) * MIB,

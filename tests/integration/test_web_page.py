@@ -168,7 +168,7 @@ def test_it_shows_a_job_and_goes_on_after_a_restart_of_its_coordinator(
         expect(page.locator("#cause")).to_have_text("Training")
         workers = page.locator("#worker-table tbody tr")
         expect(workers).to_have_count(2)
-        expect(workers.nth(0)).to_contain_text("member")
+        expect(workers.nth(0)).to_contain_text("training")
         expect(page.locator("#shard-table tbody tr")).to_have_count(2)
         events = page.locator("#event-table")
         expect(events).to_contain_text("worker joined")
@@ -354,6 +354,35 @@ def test_200_workers_stay_readable(open_page: OpenPage) -> None:
         page.get_by_label("Sort by").select_option("name")
         training = page.get_by_role("group", name="Training").get_by_role("option")
         expect(training.nth(2)).to_contain_text("2")
+
+
+def test_a_slow_worker_that_nobody_waits_for_is_not_said_to_be_waited_for(
+    open_page: OpenPage,
+) -> None:
+    job = MadeJob(
+        worker_ids=workers(4),
+        mode="quorum",
+        cause="straggler",
+        sentence="w1 is the straggler; the others go on without w1 in quorum.",
+        who=["w1"],
+        slow={"w1": 2.5},
+        strategy=f"DiLoCo, 50 local steps a round {HOSTILE}",
+    )
+    with ServedPage(job) as served:
+        page = open_page(served.url)
+        is_live(page)
+        strategy = page.locator("#strategy")
+        expect(strategy).to_contain_text("Strategy: DiLoCo, 50 local steps a round <")
+        slow = page.get_by_role("group", name="Slow").get_by_role("option")
+        expect(slow).to_have_count(1)
+        expect(page.get_by_role("group", name="Waited for")).to_have_count(0)
+        slow.click()
+        expect(page.locator("#worker-detail")).to_contain_text("slow")
+        expect(page.locator("#worker-table tbody tr").first).to_contain_text("slow")
+        job.mode, job.strategy = "bsp", None
+        expect(page.get_by_role("group", name="Waited for")).to_contain_text("w1")
+        expect(page.locator("#worker-detail")).to_contain_text("waited for")
+        expect(strategy).to_be_hidden()
 
 
 def test_a_worker_that_holds_up_others_can_be_told_from_those_that_wait(

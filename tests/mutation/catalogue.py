@@ -3767,6 +3767,46 @@ BUGS = (
         "test_an_error_at_any_line_of_a_local_step_leaves_its_round_to_be_pushed",
     ),
     bug(
+        "a coordinator that is started again tells of each recording's end once more",
+        Edit(
+            "psserver/coordinator/core/coordinator.py",
+            "is_known = standing.is_recording_end_known or ",
+            "is_known = ",
+        ),
+        tests="tests/unit/psserver/coordinator/core/test_events.py::"
+        "test_a_coordinator_that_is_started_again_does_not_repeat_that",
+    ),
+    bug(
+        "an end of a recording counts as told before anybody has answered",
+        Edit(
+            "psserver/shard/rpc/progress_report.py",
+            "is_recording_end_known=self._is_recording_end_known",
+            "is_recording_end_known=host.recorder is not None",
+        ),
+        tests="tests/unit/psserver/shard/rpc/test_progress_report.py::"
+        "test_it_says_whether_the_end_of_its_recording_is_known",
+    ),
+    bug(
+        "a straggler that nobody waits for is said to be waited for",
+        Edit(
+            "psserver/coordinator/core/diagnosis.py",
+            "others_wait=is_waited_for",
+            "others_wait=True",
+        ),
+        tests="tests/unit/psserver/coordinator/core/test_diagnosis.py::"
+        "test_outside_bsp_nobody_is_said_to_wait_for_a_straggler",
+    ),
+    bug(
+        "a change from BSP to quorum has the clock of the change before",
+        Edit(
+            "protos/pswire/membership.py",
+            "return max(self.mode_clock, self.terms_clock)",
+            "return self.mode_clock",
+        ),
+        tests="tests/unit/psserver/test_core_modes.py::"
+        "test_a_quorum_takes_over_the_clock_that_is_open",
+    ),
+    bug(
         "a shard's text has any length",
         Edit(
             "psserver/coordinator/core/coordinator.py",

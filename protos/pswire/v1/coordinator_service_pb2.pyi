@@ -927,6 +927,7 @@ class ReportProgressRequest(google.protobuf.message.Message):
     WAITS_FIELD_NUMBER: builtins.int
     RECORDED_FIELD_NUMBER: builtins.int
     RECORDING_END_FIELD_NUMBER: builtins.int
+    IS_RECORDING_END_KNOWN_FIELD_NUMBER: builtins.int
     shard_index: builtins.int
     """Who reports."""
     incarnation: builtins.int
@@ -963,6 +964,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
     """Chunks that it holds."""
     recording_end: builtins.str
     """Why its recording for a replay has ended early, in words. Empty if it has not."""
+    is_recording_end_known: builtins.bool
+    """Whether a report that says so was answered before, perhaps by an earlier process of
+    the coordinator.
+    """
     @property
     def waiting(self) -> pswire.v1.push_pb2.Waiting:
         """Whom its next clock waits for, when it has waited for a while."""
@@ -1026,9 +1031,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
         waits: collections.abc.Iterable[global___MemberWait] | None = ...,
         recorded: global___RecordedSpans | None = ...,
         recording_end: builtins.str = ...,
+        is_recording_end_known: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["recorded", b"recorded", "waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "apply_s", b"apply_s", "chunk_count", b"chunk_count", "contradicting", b"contradicting", "done", b"done", "duplicate_count", b"duplicate_count", "frontier", b"frontier", "gradients", b"gradients", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "process_id", b"process_id", "queued_push_count", b"queued_push_count", "received_bytes", b"received_bytes", "recorded", b"recorded", "recording_end", b"recording_end", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "shard_index", b"shard_index", "sharing", b"sharing", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting", "waits", b"waits"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "apply_s", b"apply_s", "chunk_count", b"chunk_count", "contradicting", b"contradicting", "done", b"done", "duplicate_count", b"duplicate_count", "frontier", b"frontier", "gradients", b"gradients", "incarnation", b"incarnation", "is_recording_end_known", b"is_recording_end_known", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "process_id", b"process_id", "queued_push_count", b"queued_push_count", "received_bytes", b"received_bytes", "recorded", b"recorded", "recording_end", b"recording_end", "resident_bytes", b"resident_bytes", "sent_bytes", b"sent_bytes", "shard_index", b"shard_index", "sharing", b"sharing", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting", "waits", b"waits"]) -> None: ...
 
 global___ReportProgressRequest = ReportProgressRequest
 
@@ -1477,7 +1483,7 @@ class SetModeResponse(google.protobuf.message.Message):
     generation: builtins.int
     """Generation of the record that changed it."""
     mode_clock: builtins.int
-    """Clock after which the mode rules."""
+    """Clock after which the mode rules with its numbers."""
     def __init__(
         self,
         *,
@@ -3221,6 +3227,7 @@ class Diagnosis(google.protobuf.message.Message):
     CAUSE_FIELD_NUMBER: builtins.int
     SENTENCE_FIELD_NUMBER: builtins.int
     WHO_FIELD_NUMBER: builtins.int
+    OTHERS_WAIT_FIELD_NUMBER: builtins.int
     cause: builtins.str
     """One word: `starting`, `too_few_workers`, `straggler`, `slow_link`,
     `waiting_for_data`, `short_epochs`, `disk`, `worker_lost`, `shard_lost`,
@@ -3228,6 +3235,8 @@ class Diagnosis(google.protobuf.message.Message):
     """
     sentence: builtins.str
     """One sentence for a person."""
+    others_wait: builtins.bool
+    """Whether other workers wait for those."""
     @property
     def who(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Ids of workers, or names of shards such as `shard 1`, that it is about."""
@@ -3238,8 +3247,9 @@ class Diagnosis(google.protobuf.message.Message):
         cause: builtins.str = ...,
         sentence: builtins.str = ...,
         who: collections.abc.Iterable[builtins.str] | None = ...,
+        others_wait: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "sentence", b"sentence", "who", b"who"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "others_wait", b"others_wait", "sentence", b"sentence", "who", b"who"]) -> None: ...
 
 global___Diagnosis = Diagnosis
 
@@ -3278,6 +3288,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     SAMPLES_PER_S_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     ADMIN_URL_FIELD_NUMBER: builtins.int
+    STRATEGY_FIELD_NUMBER: builtins.int
     phase: global___JobPhase.ValueType
     """Stage."""
     generation: builtins.int
@@ -3301,7 +3312,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     grace_window_ms: builtins.int
     """How much longer it waits for more."""
     mode_clock: builtins.int
-    """Clock after which the mode rules, 0 if it has from the beginning, or from the
+    """Clock after which the mode rules with its numbers, 0 if it has from the beginning, or from the
     checkpoint that the job goes on from.
     """
     workers_floor: builtins.int
@@ -3322,6 +3333,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Samples behind these. Unset where none are counted."""
     admin_url: builtins.str
     """Address of the job's page, empty where there is none."""
+    strategy: builtins.str
+    """How workers take local steps, with its numbers, in words. Empty where they take none."""
     @property
     def settings(self) -> pswire.v1.membership_pb2.JobSettings:
         """Settings of the job."""
@@ -3392,9 +3405,10 @@ class GetStatusResponse(google.protobuf.message.Message):
         samples_per_s: builtins.float | None = ...,
         metrics: collections.abc.Iterable[global___Metric] | None = ...,
         admin_url: builtins.str = ...,
+        strategy: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_samples_per_s", b"_samples_per_s", "_steps_per_s", b"_steps_per_s", "checkpoints", b"checkpoints", "diagnosis", b"diagnosis", "privacy", b"privacy", "samples_per_s", b"samples_per_s", "settings", b"settings", "steps_per_s", b"steps_per_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_samples_per_s", b"_samples_per_s", "_steps_per_s", b"_steps_per_s", "admin_url", b"admin_url", "checkpoints", b"checkpoints", "clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "diagnosis", b"diagnosis", "elapsed_ms", b"elapsed_ms", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "grace_window_ms", b"grace_window_ms", "metrics", b"metrics", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "privacy", b"privacy", "quorum", b"quorum", "samples_per_s", b"samples_per_s", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "splits", b"splits", "staleness_bound", b"staleness_bound", "steps_per_s", b"steps_per_s", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_samples_per_s", b"_samples_per_s", "_steps_per_s", b"_steps_per_s", "admin_url", b"admin_url", "checkpoints", b"checkpoints", "clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "diagnosis", b"diagnosis", "elapsed_ms", b"elapsed_ms", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "grace_window_ms", b"grace_window_ms", "metrics", b"metrics", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "privacy", b"privacy", "quorum", b"quorum", "samples_per_s", b"samples_per_s", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "splits", b"splits", "staleness_bound", b"staleness_bound", "steps_per_s", b"steps_per_s", "strategy", b"strategy", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_samples_per_s", b"_samples_per_s"]) -> typing.Literal["samples_per_s"] | None: ...
     @typing.overload

@@ -307,7 +307,8 @@ class CoordinatorCore:
         """Takes a shard's report of its progress."""
         end = shortened(standing.recording_end)
         standing = replace(standing, recording_end=end)
-        if standing.recording_end and not slot.standing.recording_end:
+        is_known = standing.is_recording_end_known or slot.standing.recording_end
+        if standing.recording_end and not is_known:
             self.events.add(
                 EventKind.RECORDING_ENDED,
                 f"The recording of shard {slot.index} has ended, and training goes on: "

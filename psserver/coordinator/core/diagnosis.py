@@ -99,11 +99,13 @@ class Diagnosis:
         cause: In a word.
         sentence: In a sentence, for a person.
         who: Workers and shards that it is about.
+        others_wait: Whether other workers wait for those.
     """
 
     cause: Cause
     sentence: str
     who: tuple[str, ...] = ()
+    others_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +358,7 @@ def _of_losses(facts: JobFacts) -> Diagnosis | None:
             f"{lost_s:.0f} s, and {held}"
             + (f": the job waits for {facts.waits_for}" if facts.waits_for else ""),
             lost,
+            others_wait=facts.waits_for_all,
         )
     if facts.waits_for:
         return Diagnosis(Cause.SLOW_LINK, f"The job waits for {facts.waits_for}")
@@ -415,7 +418,9 @@ def _of_slow_one(facts: JobFacts) -> Diagnosis | None:
     if len(names) > 1:
         text += f"; {_listed(names[1:])} {_are(names[1:])} slow too"
     more = OTHER_MODE * (cause is Cause.STRAGGLER and is_waited_for)
-    return Diagnosis(cause, f"{text}; {worst.cure(cause)}{more}", names)
+    return Diagnosis(
+        cause, f"{text}; {worst.cure(cause)}{more}", names, others_wait=is_waited_for
+    )
 
 
 def _is_slower(worker: WorkerFacts, usual_ms: float) -> bool:
@@ -442,6 +447,7 @@ def _of_stuck_one(facts: JobFacts) -> Diagnosis | None:
         cause,
         f"{longest.name}{title} {what} {since}, and the others wait for it",
         tuple(each.name for each in awaited),
+        others_wait=True,
     )
 
 

@@ -25,6 +25,9 @@ watch begins with one message that holds all."""
 DIFFERENCE_LINES_MAX = 40
 """Lines of a difference that a person will read."""
 
+STRATEGY_LENGTH_MAX = 160
+"""Characters of a strategy in a status: it has one line there."""
+
 
 class JobModel:
     """The terms of a job.
@@ -44,6 +47,18 @@ class JobModel:
     def clip_grad_norm(self) -> float:
         """Global norm that gradients are clipped to, 0 for no clipping."""
         return self.terms.clip_grad_norm if self.terms is not None else 0.0
+
+    @property
+    def strategy_text(self) -> str:
+        """How workers take local steps, for people; empty where they take none."""
+        if self.terms is None or not self.terms.strategy:
+            return ""
+        name = self.terms.strategy.removesuffix("()")
+        if len(name) > STRATEGY_LENGTH_MAX:
+            name = f"{name[:STRATEGY_LENGTH_MAX]}..."
+        # Each fragment of the model has one, of its own parameters.
+        outer = {_optimizer_text(each): None for each in self.terms.first_optimizers}
+        return ", outer ".join([name, *list(outer)[:1]])
 
     def agree(self, theirs: JobTerms, *, is_alone: bool = False) -> bool:
         """Takes the first worker's terms, and holds every later one to them.
@@ -382,6 +397,15 @@ def _compression_text(compression: Compression) -> str:
 
 def _strategy_text(strategy: str) -> str:
     return f"strategy={printable(strategy)}" if strategy else "no strategy"
+
+
+def _optimizer_text(spec: OptimizerSpec) -> str:
+    """An optimizer with its first group's numbers that are not 0."""
+    numbers = zip(
+        spec.hyperparameter_names, spec.groups[0].hyperparameters, strict=True
+    )
+    values = ", ".join(f"{name}={value:g}" for name, value in numbers if value)
+    return f"{spec.class_name}({values})"
 
 
 def _values_text(spec: OptimizerSpec, other: OptimizerSpec) -> str:

@@ -643,7 +643,7 @@ class JobProgress:
                 EventKind.MODE_CHANGED,
                 f"The mode is {record.terms} now",
                 now_ms,
-                clock=record.terms_clock,
+                clock=record.change_clock,
             )
         joining = {member.worker.worker_id for member in record.members}
         replaced = set()

@@ -47,6 +47,8 @@ class ShardStanding:
         duplicate_count: Pushes that were sent again and were done already.
         chunk_count: Chunks that it holds.
         recording_end: Why its recording has ended early, in words.
+        is_recording_end_known: Whether it has reported that before, perhaps to an
+            earlier process of the coordinator.
         waits: Of each member, for how many seconds its pushes were complete and waited
             for others.
     """
@@ -73,6 +75,7 @@ class ShardStanding:
     duplicate_count: int = 0
     chunk_count: int = 0
     recording_end: str = ""
+    is_recording_end_known: bool = False
     waits: Mapping[WorkerKey, float] = field(default_factory=dict)
 
     def clock_of(self, member: Member) -> int:

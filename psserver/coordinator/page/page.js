@@ -36,6 +36,7 @@ const CAUSES = new Map([
 
 const GROUPS = new Map([
   ["awaited", ["Waited for", "slow"]],
+  ["slow", ["Slow", "slow"]],
   ["lost", ["Lost", "bad"]],
   ["suspect", ["Suspect", "bad"]],
   ["leaving", ["Leaving", "wait"]],
@@ -62,6 +63,7 @@ let showsAllEvents = false;
 
 function show(status) {
   showSentence(status);
+  showStrategy(status);
   showFigures(status);
   showCharts(status);
   showWorkers(status);
@@ -82,6 +84,11 @@ function showSentence({ diagnosis, job, phase, waiting_for: waitingFor }) {
   setText($("sentence"), sentence);
   // A screen reader says it again when it is about something else, not for each number.
   speak(`${title}. ${sentence}`, `${diagnosis.cause} ${diagnosis.who.join()} ${sentence.replace(/\d/g, "")}`);
+}
+
+function showStrategy({ strategy }) {
+  $("strategy").hidden = !strategy;
+  setText($("strategy"), strategy ? `Strategy: ${strategy}` : "");
 }
 
 let spoken = "";
@@ -164,8 +171,10 @@ const stepBar = (worker) => stepParts(worker).map(([kind, ms, text]) => [kind, m
 /** Workers that the filter leaves, by group, each sorted as asked. */
 function groupsOf({ diagnosis, shards, workers }) {
   const awaited = new Set(shards.flatMap((shard) => shard.waiting?.awaited.map(({ name }) => name) ?? []));
-  if (CAUSES.get(diagnosis.cause)?.[1] !== "good") diagnosis.who.forEach((name) => awaited.add(name));
-  const nameOf = (worker) => awaited.has(worker.worker_id) ? "awaited" : worker.state;
+  if (diagnosis.others_wait) diagnosis.who.forEach((name) => awaited.add(name));
+  const slow = new Set(CAUSES.get(diagnosis.cause)?.[1] === "slow" ? diagnosis.who : []);
+  const nameOf = ({ worker_id: name, state }) => awaited.has(name) ? "awaited"
+    : state === "member" && slow.has(name) ? "slow" : state;
   const wanted = $("worker-filter").value.trim().toLowerCase();
   const isWanted = (worker) => [worker.worker_id, worker.state, GROUPS.get(nameOf(worker))?.[0] ?? ""]
     .some((text) => text.toLowerCase().includes(wanted));
@@ -198,7 +207,7 @@ function showWorkers(status) {
     made.children[1].dataset.tone = group.tone;
     fillRow(made, [
       worker.worker_id,
-      group.name === "awaited" ? "waited for" : worker.state,
+      group.title.toLowerCase(),
       whole(worker.clock),
       whole(worker.lag),
       measured(worker.steps_per_s),
@@ -210,11 +219,11 @@ function showWorkers(status) {
   fillMore($("worker-more"), rows.length, FEW_WORKERS, showsAllWorkers, "workers");
 }
 
-function workerFigures(worker) {
+function workerFigures(worker, group) {
   const { step_count: steps, sample_count: samples, silent_ms: silentMs } = worker;
   return [
     ["Worker", worker.worker_id, `start ${worker.incarnation}`],
-    ["State", worker.state, worker.rank === null ? "" : `rank ${worker.rank}`],
+    ["State", group.title.toLowerCase(), worker.rank === null ? "" : `rank ${worker.rank}`],
     ["Clock", whole(worker.clock), worker.lag === null ? "" : `${worker.lag} behind the fastest`],
     ["In this step for", duration(worker.step_ms), worker.activity ?? ""],
     ...stepParts(worker).map(([, ms, text]) => [text[0].toUpperCase() + text.slice(1), duration(ms), "of a step"]),

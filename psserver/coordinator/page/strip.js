@@ -11,7 +11,7 @@ export class Strip {
   /**
    * @param {HTMLElement} list Has role listbox.
    * @param {HTMLElement} detail Where the chosen worker is shown.
-   * @param {Function} describe The names and values of a worker.
+   * @param {Function} describe The names and values of a worker and its group.
    */
   constructor(list, detail, describe) {
     Object.assign(this, { list, detail, describe });
@@ -60,7 +60,7 @@ export class Strip {
     const isFew = workers.length <= FEW_WORKERS;
     const prefix = isFew ? "" : commonPrefix(workers.map((worker) => worker.worker_id));
     this.list.classList.toggle("few", isFew);
-    this.workers = new Map(workers.map((worker) => [keyOf(worker), worker]));
+    this.workers = new Map(groups.flatMap((group) => group.workers.map((worker) => [keyOf(worker), [worker, group]])));
     keyed(this.list, groups, (group) => group.name, (group) =>
       make("div", { role: "group" }, make("p", { "aria-hidden": "true" }), make("div", { class: "tiles" })),
     (box, group) => {
@@ -102,7 +102,7 @@ export class Strip {
   }
 
   showChosen() {
-    const worker = this.workers.get(this.chosen);
+    const chosen = this.workers.get(this.chosen);
     const tiles = this.tiles();
     const stop = tiles.find((tile) => tile.dataset.key === this.chosen)
       ?? tiles.find((tile) => tile === document.activeElement) ?? tiles[0];
@@ -110,8 +110,8 @@ export class Strip {
       tile.setAttribute("aria-selected", String(tile.dataset.key === this.chosen));
       tile.tabIndex = tile === stop ? 0 : -1;
     }
-    this.detail.hidden = worker === undefined;
-    if (worker !== undefined) figures(this.detail, this.describe(worker));
+    this.detail.hidden = chosen === undefined;
+    if (chosen !== undefined) figures(this.detail, this.describe(...chosen));
   }
 }
 

@@ -133,7 +133,7 @@ class PublicControl:
         )
         record = await self._host.set_mode(terms, self._wait_s(request.timeout_ms))
         return messages.SetModeResponse(
-            generation=record.generation, mode_clock=record.mode_clock
+            generation=record.generation, mode_clock=record.change_clock
         )
 
     async def record_trace(

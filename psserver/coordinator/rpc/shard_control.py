@@ -180,5 +180,6 @@ def _standing(request: messages.ReportProgressRequest) -> ShardStanding:
         duplicate_count=request.duplicate_count,
         chunk_count=request.chunk_count,
         recording_end=request.recording_end,
+        is_recording_end_known=request.is_recording_end_known,
         waits={worker_key(each.worker): each.waited_s for each in request.waits},
     )

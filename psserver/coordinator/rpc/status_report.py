@@ -33,7 +33,7 @@ def status_message(
     terms = core.settings.terms if record is None else record.terms
     start = core.progress.start_point
     first_clock = start.clock if start is not None else 0
-    mode_clock = record.mode_clock if record is not None else 0
+    mode_clock = record.change_clock if record is not None else 0
     facts = facts_of(core, now_ms)
     found = diagnose(facts)
     started_ms = core.progress.started_ms
@@ -63,12 +63,16 @@ def status_message(
         evicted_count=core.progress.evicted_count,
         clip_grad_norm=core.model.clip_grad_norm,
         compression=str(trained.compression) if trained is not None else "",
+        strategy=_strategy_text(core),
         epochs=[
             epoch_message(ledger.report)
             for ledger in core.ledger.newest(EPOCH_COUNT_MAX)
         ],
         diagnosis=messages.Diagnosis(
-            cause=found.cause, sentence=found.sentence, who=found.who
+            cause=found.cause,
+            sentence=found.sentence,
+            who=found.who,
+            others_wait=found.others_wait,
         ),
         elapsed_ms=-1 if started_ms is None else now_ms - started_ms,
         steps_per_s=core.shards.steps_per_s,
@@ -81,6 +85,21 @@ def status_message(
         spent_count = core.ledger.participation_count
         status.privacy.CopyFrom(_privacy_status(trained.privacy, spent_count))
     return status
+
+
+def _strategy_text(core: CoordinatorCore) -> str:
+    """How workers take local steps, and how long their rounds are now."""
+    counts = [
+        newest.round_step_count
+        for entry in core.roster.in_state(*PRESENT)
+        if (newest := entry.work.newest) is not None and newest.round_step_count
+    ]
+    text = core.model.strategy_text
+    if not text or not counts:
+        return text
+    least, most = min(counts), max(counts)
+    shown = f"{least}" if least == most else f"{least} to {most}"
+    return f"{text}, {shown} local step{'s' * (most != 1)} a round"
 
 
 def history_message(

@@ -191,7 +191,7 @@ class _Actions:
             {
                 **terms_document(terms),
                 "generation": record.generation,
-                "mode_clock": record.mode_clock,
+                "mode_clock": record.change_clock,
             }
         )
 

@@ -217,6 +217,7 @@ class CoordinatorClient:
                     request, timeout=CALL_TIMEOUT_S
                 )
                 silence.heard()
+                report.taken(request)
                 host.spans.take_answer(answer.coordinator_us, answer.trace)
                 host.note_lost(
                     {read_identity(each.worker): each.lost_ms for each in answer.lost},

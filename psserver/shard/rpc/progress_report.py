@@ -30,6 +30,11 @@ class ProgressReport:
         self._version = -1
         self._since_ms = now_ms()
         self._said_ms = (0, 0)
+        self._is_recording_end_known = False
+
+    def taken(self, report: messages.ReportProgressRequest) -> None:
+        """The coordinator has answered a report."""
+        self._is_recording_end_known = bool(report.recording_end)
 
     def message(self) -> messages.ReportProgressRequest:
         """Where the shard stands now. The coordinator has sent it its model."""
@@ -74,6 +79,7 @@ class ProgressReport:
             duplicate_count=host.duplicate_count,
             chunk_count=len(model.chunks),
             recording_end="" if host.recorder is None else host.recorder.end_text,
+            is_recording_end_known=self._is_recording_end_known,
             waits=[
                 messages.MemberWait(
                     worker=identity_message(each.worker),

@@ -12,10 +12,14 @@ from pswire.membership import Mode, ModeTerms
     [
         (Mode.BSP, ModeTerms(Mode.ASP), "asp, after clock 74 (generation 2)"),
         (Mode.ASP, ModeTerms(Mode.BSP), "bsp, after clock 74 (generation 2)"),
-        (Mode.BSP, ModeTerms(Mode.QUORUM, quorum=2), "quorum of 2 (generation 2)"),
+        (
+            Mode.BSP,
+            ModeTerms(Mode.QUORUM, quorum=2),
+            "quorum of 2, after clock 74 (generation 2)",
+        ),
     ],
 )
-def test_a_clock_is_named_where_it_is_the_one_of_the_change(
+def test_the_clock_of_the_change_is_named(
     previous: Mode, terms: ModeTerms, text: str
 ) -> None:
     changed = ChangedMode(

@@ -265,18 +265,11 @@ def test_the_staleness_of_all_pushes_is_summed_up() -> None:
     assert "staleness " not in _text()
 
 
-def test_it_says_how_long_rounds_of_local_steps_are() -> None:
-    def text(*step_counts: int) -> str:
-        return _text(
-            workers=[
-                _worker(f"w{rank}", work=pb.WorkStatus(round_step_count=count))
-                for rank, count in enumerate(step_counts)
-            ]
-        )
-
-    assert "local steps 50 a round" in text(50, 50)
-    assert "local steps a round: w0 50, w1 120" in text(50, 120)
-    assert "local steps" not in text(0, 0)
+def test_a_strategy_has_one_line_that_no_name_can_end() -> None:
+    told = "DiLoCo, outer SGD(lr=0.7), 50 local steps a round"
+    assert f"strategy    {told}\n" in _text(strategy=told)
+    assert r"strategy    a\x1b[2J\nb" in _text(strategy="a\x1b[2J\nb")
+    assert "strategy" not in _text()
 
 
 def test_a_job_that_clips_says_so() -> None:

@@ -51,6 +51,7 @@ def document(**changes: object) -> dict[str, Any]:
         "workers": [worker(n) for n in range(12)],
         "shards": [shard(0), shard(1)],
         "checkpoints": None,
+        "strategy": None,
         "epochs": [{**found["epochs"][0], **epoch, "never_count": 250}],
         **changes,
     }
@@ -130,6 +131,14 @@ def test_a_long_sentence_is_wrapped_and_tells_a_failure_once() -> None:
     )
     text = " ".join(line.text for line in frame(found, Choice(), width=80, height=24))
     assert "No space left on device; no checkpoint yet, one every 10min" in text
+
+
+def test_a_strategy_has_a_line_of_its_own() -> None:
+    plain = frame(seen(), Choice(), width=80, height=24)
+    lines = frame(seen(strategy="DiLoCo\x1b[2J"), Choice(), width=80, height=24)
+    assert lines[2] == Line(r"DiLoCo\x1b[2J")
+    assert lines[3] == plain[2]
+    assert len(lines) == len(plain)
 
 
 def whole_pane(found: Seen, title: str) -> list[str]:

@@ -177,6 +177,7 @@ def test_a_quorum_takes_over_the_clock_that_is_open() -> None:
     job.core.set_mode(quorum, job.now_ms)
     job.report_all(applied=5, trailer=6)
     assert (job.record.mode_clock, job.record.terms_clock) == (0, 5)
+    assert job.record.change_clock == 5
     assert job.record.terms == quorum
     job.core.set_mode(lower, job.now_ms)
     report = job.report_of(applied=6, trailer=7)

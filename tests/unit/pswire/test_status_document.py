@@ -151,6 +151,7 @@ def _status() -> pb.GetStatusResponse:
         evicted_count=1,
         clip_grad_norm=1.0,
         compression="push=int8 pull=int8 ratio=0.01",
+        strategy="DiLoCo, outer SGD(lr=0.7, momentum=0.9), 50 local steps a round",
         diagnosis=pb.Diagnosis(
             cause="straggler",
             sentence=(
@@ -158,6 +159,7 @@ def _status() -> pb.GetStatusResponse:
                 "2.9 s; the others compute 405 ms and wait for it"
             ),
             who=["worker-0"],
+            others_wait=True,
         ),
         elapsed_ms=3_600_000,
         steps_per_s=0.96,

@@ -72,7 +72,7 @@ def test_a_straggler_is_named_with_its_time_and_theirs() -> None:
     others = [_worker(f"worker-{n}", step_ms=3100.0) for n in (0, 1)]
     found = diagnose(_running(*others, slow))
     assert found.cause is Cause.STRAGGLER
-    assert found.who == ("worker-2",)
+    assert (found.who, found.others_wait) == (("worker-2",), True)
     assert found.sentence == (
         "worker-2 is the straggler: its step takes 3.0 s, of which it computes 2.9 s; "
         "the others compute 400 ms and wait for worker-2; see what else its machine "
@@ -107,6 +107,7 @@ def test_loaders_of_all_workers_are_named_together() -> None:
     slow = [_worker(f"w{n}", load_ms=600.0, step_ms=1030.0) for n in range(3)]
     found = diagnose(_running(*slow))
     assert (found.cause, found.who) == (Cause.WAITING_FOR_DATA, ("w0", "w1", "w2"))
+    assert not found.others_wait
     assert "The workers wait for their loaders: 600 ms of a step of 1.0 s" in (
         found.sentence
     )
@@ -180,6 +181,8 @@ def test_outside_bsp_nobody_is_said_to_wait_for_a_straggler() -> None:
     facts = _running(_worker("a", is_alone=True), _worker("c", is_alone=True), slow)
     found = diagnose(replace(facts, mode="asp", waits_for_all=False))
     assert (found.cause, found.who) == (Cause.STRAGGLER, ("b",))
+    assert not found.others_wait
+    assert diagnose(replace(facts, waits_for_all=False, has_bound=True)).others_wait
     assert found.sentence.endswith(
         "400 ms and go on without b in asp; see what else its machine does"
     )
@@ -262,7 +265,7 @@ def test_who_is_stuck_is_named_before_its_first_step_is_done(
         name="b", activity=activity, activity_ms=12_000, is_awaited=True
     )
     found = diagnose(_running(WorkerFacts(name="a"), stuck))
-    assert (found.cause, found.sentence) == (cause, text)
+    assert (found.cause, found.sentence, found.others_wait) == (cause, text, True)
     both = replace(stuck, name="a"), stuck
     assert diagnose(_running(*both)).cause is Cause.TRAINING
 

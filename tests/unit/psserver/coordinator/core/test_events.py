@@ -1,5 +1,7 @@
 """What a coordinator remembers of what has happened."""
 
+from dataclasses import replace
+
 from psserver.coordinator.core.events import (
     EVENT_COUNT_MAX,
     TEXT_BYTES_MAX,
@@ -92,6 +94,19 @@ def test_a_recording_that_ends_early_is_told_once() -> None:
     )
     kept = core.shards.slots[1].standing.recording_end
     assert kept == "é" * (TEXT_BYTES_MAX // 2)
+
+
+def test_a_coordinator_that_is_started_again_does_not_repeat_that() -> None:
+    driven = DrivenCoordinator.running("a")
+    core, number = driven.core, driven.core.events.newest_number
+    standing = ShardStanding(heard_ms=0, recording_end="full")
+    known = replace(standing, is_recording_end_known=True)
+    core.take_standing(core.shards.slots[0], known, driven.now_ms)
+    assert not list(core.events.after(number))
+    assert core.shards.slots[0].standing.recording_end == "full"
+    # Its first report of that got lost with the coordinator before.
+    core.take_standing(core.shards.slots[1], standing, driven.now_ms)
+    assert _kinds(driven, number) == ["recording_ended"]
 
 
 def test_another_mode_and_the_end_of_a_job_are_events() -> None:

@@ -8,6 +8,7 @@ from psserver.coordinator.core.coordinator_effects import SchemaFixed
 from psserver.coordinator.core.job_model import (
     DECLARED_ENTRY_COUNT_MAX,
     DIFFERENCE_LINES_MAX,
+    STRATEGY_LENGTH_MAX,
     JobModel,
 )
 from pswire.job_terms import JobTerms
@@ -111,6 +112,20 @@ def test_a_difference_of_optimizers_is_named(
         raise refusal
     is_of_loss = any(each.loss_is_sum for each in theirs)
     assert ("prepare() the same" in refusal.cure) is is_of_loss
+
+
+def test_a_strategy_is_shown_with_its_numbers_and_not_without_end() -> None:
+    model = JobModel()
+    assert not model.strategy_text
+    model.agree(replace(terms(schema("a"), OPTIMIZERS), strategy="DiLoCo()"))
+    assert model.strategy_text == "DiLoCo, outer SGD(lr=0.1)"
+    model = JobModel()
+    model.agree(replace(terms(schema("a"), OPTIMIZERS), strategy="x" * 1000))
+    name = f"{'x' * STRATEGY_LENGTH_MAX}..."
+    assert model.strategy_text == f"{name}, outer SGD(lr=0.1)"
+    model = JobModel()
+    model.agree(terms(schema("a"), OPTIMIZERS))
+    assert not model.strategy_text
 
 
 def test_a_worker_alone_brings_other_numbers_of_outer_optimizers() -> None:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from psserver.coordinator.core.start_point import StartPoint
+from psserver.coordinator.core.work import Work
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.rpc.shard_control import ShardControl
+from psserver.coordinator.rpc.status_report import status_message
 from psserver.coordinator.rpc.web_page import document_routes
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.coordinator_settings import CoordinatorSettings
@@ -188,6 +190,9 @@ async def test_a_mode_since_the_checkpoint_that_a_job_goes_on_from_is_its_first(
     assert host.core.record is not None
     host.core.progress.record = replace(host.core.record, mode_clock=12)
     assert (await status(host)).mode_clock == 12
+    # From BSP to quorum the numbering goes on, and what closes a clock changes.
+    host.core.progress.record = replace(host.core.record, terms_clock=12)
+    assert (await status(host)).mode_clock == 12
     host.core.progress.start_point = StartPoint(
         place=CheckpointPlace("", "step-000000000024"),
         clock=12,
@@ -198,6 +203,22 @@ async def test_a_mode_since_the_checkpoint_that_a_job_goes_on_from_is_its_first(
         incarnation_floor=0,
     )
     assert (await status(host)).mode_clock == 0
+
+
+async def test_the_strategy_is_told_with_how_long_rounds_are_now(
+    host: CoordinatorHost,
+) -> None:
+    def told() -> str:
+        return status_message(host.core, host.waits, now_ms()).strategy
+
+    members = host.core.roster.in_state(WorkerState.MEMBER)
+    members[0].work.take(Work(round_step_count=7), 0)
+    assert not told()
+    host.core.model.terms = replace(TERMS, strategy="DiLoCo()")
+    members[0].work.take(Work(round_step_count=1), 1)
+    assert told() == "DiLoCo, outer SGD(lr=0.1), 1 local step a round"
+    members[1].work.take(Work(round_step_count=50), 1)
+    assert told() == "DiLoCo, outer SGD(lr=0.1), 1 to 50 local steps a round"
 
 
 async def test_who_contradicts_itself_is_taken_out_and_named_once(

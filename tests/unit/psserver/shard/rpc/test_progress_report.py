@@ -3,9 +3,11 @@
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from psserver.shard.host.recorder import Recorder
 from psserver.shard.rpc import progress_report
 from psserver.shard.rpc.progress_report import ProgressReport
 from psserver.shard.rpc.push_codec import waiting_message
@@ -177,3 +179,23 @@ async def test_a_finished_job_waits_only_since_somebody_has_joined(
 
     assert [each.name for each in waiting.awaited] == ["b"]
     assert waiting.waited_ms == 7_000
+
+
+async def test_it_says_whether_the_end_of_its_recording_is_known(
+    shard: ServedShard, tmp_path: Path
+) -> None:
+    shard.start("a")
+    report = ProgressReport(shard.host)
+    shard.host.recorder = Recorder.open(
+        tmp_path,
+        shard_index=0,
+        incarnation=1,
+        settings=shard.host.settings,
+        gib_max=0,
+    )
+    shard.host.recorder.begin(shard.host.model)
+    first = report.message()
+    assert first.recording_end
+    assert not report.message().is_recording_end_known  # nobody has answered
+    report.taken(first)
+    assert report.message().is_recording_end_known
