@@ -5,7 +5,7 @@ from functools import partial
 
 from pswire.reasons import ErrorReason
 from psworker.errors import StepTimeoutError, WaitTimeoutError
-from psworker.member.shard_reach import ShardClients, ShardReach, ShardSilence
+from psworker.member.shard_reach import ShardReach, ShardSilence
 from psworker.transport.calls import CallError, all_or_none, now, until_decided
 from psworker.transport.values import OptimizerSettings, Waiting
 
@@ -18,10 +18,10 @@ StateAnswer = tuple[list[StatePart], OptimizerSettings]
 class ShardStateCalls:
     """Reads and stages the state of one optimizer."""
 
-    def __init__(self, clients: ShardClients, reach: ShardReach) -> None:
-        self._clients = clients
+    def __init__(self, reach: ShardReach) -> None:
         self._reach = reach
-        self._membership = clients.membership
+        self._clients = reach.clients
+        self._membership = reach.membership
 
     async def pull(
         self,

@@ -20,7 +20,7 @@ from psworker.member.membership import Membership
 from psworker.transport.calls import CallError, now
 from psworker.transport.ports import Receiver, ShardPort, Traffic
 from psworker.transport.shard_client import ShardClient
-from psworker.transport.shard_segments import SharedValues
+from psworker.transport.shard_segments import NO_SEGMENTS, SharedValues
 from psworker.transport.values import ShardAddress, Waiting
 
 _NO_ANSWER = "gives no answer"
@@ -29,6 +29,9 @@ _CLOSED = ("Socket closed", "Connection reset")
 
 _HANDSHAKE_TIMEOUT_S = 2.0
 """For each answer of a shard whose handshake is looked at."""
+
+QUESTION_TIMEOUT_S = 10.0
+"""Longest wait for what a shard knows of pushes."""
 
 ReportSilence = Callable[[Mapping[int, int]], Coroutine[Any, Any, None]]
 """Reports to the coordinator for how many ms shards have been silent. May fail: the
@@ -45,12 +48,16 @@ class ShardClients:
     Attributes:
         membership: Who calls, and the shard map.
         traffic: Bytes of all messages.
+        segments: Memory that it shares with shards.
+        has_commits: Whether a push has waited for commits: they are streamed since.
     """
 
     def __init__(self, job_id: str, membership: Membership, traffic: Traffic) -> None:
         self._job_id = job_id
         self.membership = membership
         self.traffic = traffic
+        self.segments = NO_SEGMENTS
+        self.has_commits = False
         self._clients: dict[int, ShardPort] = {}
 
     async def of(self, shard_index: int) -> ShardPort:
@@ -82,6 +89,7 @@ class ShardClients:
 
     async def close(self) -> None:
         """Ends the channels to all shards."""
+        self.segments = NO_SEGMENTS
         clients = list(self._clients.values())
         self._clients.clear()
         await asyncio.gather(*(client.close() for client in clients))
@@ -91,7 +99,9 @@ class ShardReach:
     """Which shards answer one start of a worker.
 
     Attributes:
+        clients: Of the shards.
         membership: That start, the shard map, and why it may be evicted.
+        answers: Of each shard, when it last answered a push or a pull, and its clock.
         pause_s: Silence after which a shard is asked, and time that it has to answer:
             half a lease, so that the coordinator knows after one.
     """
@@ -111,8 +121,9 @@ class ShardReach:
             lease_s: Silence after which a shard counts as out of reach.
         """
         self.pause_s = lease_s / 2
-        self._clients = clients
+        self.clients = clients
         self.membership = clients.membership
+        self.answers: dict[int, tuple[float, int]] = {}
         self._report_to_coordinator = report
         self._lease_s = lease_s
         self._tasks: set[asyncio.Task[None]] = set()
@@ -212,7 +223,7 @@ class ShardReach:
 
     async def _answers(self, shard_index: int) -> bool:
         try:
-            client = await self._clients.of(shard_index)
+            client = await self.clients.of(shard_index)
             await client.get_session(self.membership.worker, timeout_s=self.pause_s)
         except CallError as error:
             if error.refusal is None:
@@ -291,8 +302,10 @@ class ShardSilence:
         self._heard[shard_index] = now()
         self._trouble.pop(shard_index, None)
 
-    def answered(self, shard_index: int) -> None:
-        """A shard has done all that is wanted of it."""
+    def answered(self, shard_index: int, clock: int | None = None) -> None:
+        """A shard has done all that is wanted of it, and is at a clock, if it says."""
+        if clock is not None:
+            self._reach.answers[shard_index] = (now(), clock)
         self._heard.pop(shard_index, None)
         self._trouble.pop(shard_index, None)
         if shard_index in self._reported_silent:
@@ -353,21 +366,21 @@ class ShardSilence:
         waited_ms = round(1000 * (now() - self._began))
         return Waiting(self._clock, waited_ms, ", and ".join(silent), ())
 
-    @property
-    def is_said_by_shards(self) -> bool:
-        """Whether a shard has said whom it waits for, and none is silent."""
-        return self._last_said is not None and self.waiting is None
-
     def awaited(self, error: CallError) -> str:
-        """Who did not come, for the text of a time-out.
+        """Who did not come, with what is known of it, for the text of a time-out.
 
         Args:
             error: What the last attempt ended with.
         """
-        if self.is_said_by_shards:
-            return f"waiting for {self._last_said}"
         silent = self.waiting
-        return f"waiting for {silent} ({error})" if silent else str(error)
+        if self._last_said is not None and silent is None:
+            return f"waiting for {self._last_said}"
+        text = f"waiting for {silent} ({error})" if silent else str(error)
+        known = [
+            f"shard {index} at clock {clock} {now() - at_s:.0f} s ago"
+            for index, (at_s, clock) in sorted(self._reach.answers.items())
+        ]
+        return f"{text} (last answers: {', '.join(known)})" if known else text
 
     def _wait(self) -> None:
         delay_s = min(WAITING_INTERVAL_MS / 1000 / 5, self._reach.pause_s / 2)

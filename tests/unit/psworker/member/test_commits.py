@@ -6,7 +6,7 @@ import pytest
 
 from pswire.membership import ClockChoice, WorkerKey
 from psworker.member.core import OpenPush
-from psworker.member.shard_calls import Commits
+from psworker.member.push_calls import Commits
 
 ME = WorkerKey("w0", 1)
 OTHER = WorkerKey("w1", 1)
@@ -35,9 +35,7 @@ class Calls:
         self.answering.set()
         self.cancelled_count = 0
 
-    async def commit(
-        self, shard_index: int, choice: ClockChoice, deadline: float
-    ) -> None:
+    async def commit(self, shard_index: int, choice: ClockChoice) -> None:
         self.committed.append((shard_index, choice))
         try:
             await self.answering.wait()
@@ -47,7 +45,7 @@ class Calls:
         if self.refusal is not None:
             raise self.refusal
 
-    async def choose(self, clock: int, sequence: int, deadline: float) -> ClockChoice:
+    async def choose(self, clock: int, sequence: int) -> ClockChoice:
         self.ready.append((clock, sequence))
         return self.choice
 
@@ -57,7 +55,7 @@ class Push:
 
     def __init__(self) -> None:
         self.calls = Calls()
-        self.commits = Commits(OpenPush(ME, 3, [(), ()]), self.calls, deadline=10.0)
+        self.commits = Commits(OpenPush(ME, 3, [(), ()]), self.calls)
         self.answered = asyncio.Event()
         self.task = asyncio.ensure_future(self.commits.drive_until(self._push()))
 
@@ -188,7 +186,7 @@ async def test_commits_are_let_end_when_the_push_is_answered_before() -> None:
 
 
 async def test_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psworker.member.shard_calls.ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("psworker.member.push_calls.ANSWER_TIMEOUT_S", 0.01)
     push = Push()
     push.calls.answering.clear()
     for shard_index in (0, 1):
