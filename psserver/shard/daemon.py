@@ -6,6 +6,7 @@ import logging
 import sys
 import uuid
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import grpc
@@ -43,10 +44,11 @@ from psserver.edge.state_folder import held_folder
 from psserver.edge.usable_memory import usable_memory
 from psserver.shard.host.history import ShardHistory
 from psserver.shard.host.recorder import Recorder
-from psserver.shard.host.segment_listener import listening
 from psserver.shard.host.shard_host import ShardHost
+from psserver.shard.host.shared_segments import listening
 from psserver.shard.rpc.coordinator_client import CoordinatorClient
 from psserver.shard.rpc.parameter_service import SERVICE, ParameterService
+from psserver.shard.tensors.shard_vectors import ValuesSegment
 from psserver.shard.tensors.supported_optimizers import load_optimizers
 from pswire.channels import ChannelKind, aio_channel
 from pswire.logs import know
@@ -250,7 +252,7 @@ async def _serve(
             late.set(ParameterService(host).handler())
             await health.set(SERVICE, health_messages.HealthCheckResponse.SERVING)
             try:
-                with listening(host):
+                with listening(host.shared, partial(_shared_values, host)):
                     try:
                         await client.serve(host)
                     finally:
@@ -266,3 +268,7 @@ async def _serve(
                 )
             place.host = client.progress = None
             await health.set(SERVICE, health_messages.HealthCheckResponse.NOT_SERVING)
+
+
+def _shared_values(host: ShardHost) -> ValuesSegment | None:
+    return host.model.engine.vectors.shared if host.has_model else None

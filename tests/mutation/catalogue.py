@@ -1299,7 +1299,7 @@ BUGS = (
     bug(
         "another user's connection that takes a place",
         Edit(
-            "psserver/shard/host/segment_listener.py",
+            "psserver/shard/host/shared_segments.py",
             "            check_peer(peer)\n",
             "            pass\n",
         ),

@@ -48,11 +48,11 @@ from psserver.shard.host.history import ShardHistory
 from psserver.shard.host.hosted_members import (
     HostedMembers,
     RestingCalls,
-    SharedSegments,
 )
 from psserver.shard.host.image_copying import CutImages, ImageCopying
 from psserver.shard.host.push_session import Outgoing, PushSession
 from psserver.shard.host.shard_model import ShardModel, shard_model
+from psserver.shard.host.shared_segments import SharedSegments
 from psserver.shard.tensors.chunk_image import ChunkImage, PendingImage
 from psserver.shard.tensors.shard_image import ShardImage
 from psserver.shard.tensors.shard_vectors import private_memory, shared_memory

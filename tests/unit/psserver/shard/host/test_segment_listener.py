@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from psserver.logs import REFUSAL_LINES_MAX
-from psserver.shard.host import segment_listener
-from psserver.shard.host.hosted_members import HostedMembers, SharedSegments
-from psserver.shard.host.segment_listener import SegmentListener
+from psserver.shard.host import shared_segments
+from psserver.shard.host.hosted_members import HostedMembers
+from psserver.shard.host.shared_segments import SegmentListener, SharedSegments
 from pswire.shared_memory.handshake import Answer, address_of
 from pswire.shared_memory.segments import SegmentError, boot_id
 
@@ -77,7 +77,7 @@ async def test_without_descriptors_the_loop_is_not_kept_busy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Who connects meanwhile is accepted when there are some again."""
-    monkeypatch.setattr(segment_listener, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(shared_segments, "_PAUSE_S", 0.05)
     tries: list[float] = []
     accept = socket.socket.accept
 
@@ -102,7 +102,7 @@ async def test_connections_at_a_time_are_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One more waits until one of them is closed."""
-    monkeypatch.setattr(segment_listener, "_HANDOVER_COUNT_MAX", 2)
+    monkeypatch.setattr(shared_segments, "_HANDOVER_COUNT_MAX", 2)
     tries: list[None] = []
     accept = socket.socket.accept
 

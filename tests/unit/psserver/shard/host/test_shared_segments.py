@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 import xxhash
 
-from psserver.shard.host.hosted_members import HostedMembers, SharedSegments
+from psserver.shard.host.hosted_members import HostedMembers
+from psserver.shard.host.shared_segments import SharedSegments
 from pswire.frames import (
     ENCODING_RAW,
     ChunkFrame,
