@@ -57,6 +57,13 @@ def nursery() -> Iterator["Nursery"]:
         yield made
 
 
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Without what Python says of other tests' tasks when it comes to free them."""
+    gc.collect()
+    return caplog
+
+
 def pytest_runtest_logfinish() -> None:
     """Ends the processes of a test's loader, if a cycle of objects still holds it.
 

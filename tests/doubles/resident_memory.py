@@ -74,16 +74,19 @@ class PeakMemory:
         self.by_name = dict.fromkeys(pids, Resident(0, 0))
         self.together = 0
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._look_often)
+
+    def _look_often(self) -> None:
+        while not self._is_over.wait(_INTERVAL_S):
+            self._look()
 
     def _look(self) -> None:
-        while not self._is_over.wait(_INTERVAL_S):
-            found = {name: resident_of(pid) for name, pid in self._pids.items()}
-            shared = shared_on_machine() - self._shared_before
-            total = shared + sum(each.own for each in found.values())
-            self.together = max(self.together, total)
-            for name, each in found.items():
-                self.by_name[name] = self.by_name[name].largest(each)
+        found = {name: resident_of(pid) for name, pid in self._pids.items()}
+        shared = shared_on_machine() - self._shared_before
+        total = shared + sum(each.own for each in found.values())
+        self.together = max(self.together, total)
+        for name, each in found.items():
+            self.by_name[name] = self.by_name[name].largest(each)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -92,6 +95,7 @@ class PeakMemory:
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join()
+        self._look()  # the thread may have had no turn since what is there came
 
     def lines(self) -> list[str]:
         """The peaks, for people."""

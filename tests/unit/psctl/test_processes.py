@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -29,9 +30,10 @@ def _module(folder: Path, name: str, text: str) -> dict[str, str]:
 
 def _wait_gone(pid: int) -> None:
     deadline = time.monotonic() + 60
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.02)
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, f"process {pid} is still there"
+            time.sleep(0.02)
 
 
 def test_lines_come_under_the_childs_name_and_end_with_none(tmp_path: Path) -> None:

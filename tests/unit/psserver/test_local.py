@@ -91,6 +91,7 @@ def test_a_shard_that_is_killed_each_time_ends_the_job(
 
     monkeypatch.setattr(local, "_start", start)
     monkeypatch.setattr(local, "SHORT_LIVES_MAX", 3)
+    monkeypatch.setattr(local, "SHORT_LIFE_S", 600.0)  # on a busy machine, too
     monkeypatch.setattr(local, "PAUSE_S", 0.01)
 
     async def keep() -> None:

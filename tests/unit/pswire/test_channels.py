@@ -23,6 +23,7 @@ from pswire.channels import (
 )
 from pswire.keepalive import (
     CONTROL_KEEPALIVE,
+    DATA_KEEPALIVE,
     PING_INTERVAL_MIN_MS,
     keepalive_options,
     ping_allowance_options,
@@ -236,7 +237,10 @@ async def test_a_peer_that_is_away_is_tried_again_soon() -> None:
 
 
 async def test_a_peer_that_hangs_is_noticed_long_before_the_deadline() -> None:
-    """A stopped process: its kernel takes every byte, nobody answers a ping."""
+    """A stopped process: its kernel takes every byte, nobody answers a ping.
+
+    In 2.5 s, where a channel for data would not have asked yet after 10.
+    """
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\0\0\0\x04\0\0\0\0\0")  # HTTP/2 settings, empty
@@ -251,13 +255,12 @@ async def test_a_peer_that_hangs_is_noticed_long_before_the_deadline() -> None:
         call: Call = channel.unary_unary(ECHO)
         started = asyncio.get_running_loop().time()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(b"x", timeout=20)
+            await call(b"x", timeout=60)
         noticed_after_ms = 1000 * (asyncio.get_running_loop().time() - started)
 
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert "ping timeout" in str(caught.value.details())
-    bound_ms = CONTROL_KEEPALIVE.interval_ms + CONTROL_KEEPALIVE.timeout_ms
-    assert noticed_after_ms < 2 * bound_ms
+    assert noticed_after_ms < DATA_KEEPALIVE.interval_ms
 
 
 def test_servers_ping_with_the_same_settings() -> None:
@@ -285,7 +288,7 @@ def test_grpc_is_quiet_about_forks_unless_told_otherwise(
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=120,
     )
 
     assert printed.stdout.strip() == expected

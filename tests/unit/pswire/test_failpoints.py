@@ -102,7 +102,7 @@ def test_a_process_ends_as_told_and_says_where(action: str, code: int) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert (done.returncode, done.stdout) == (code, "once\n")
@@ -125,7 +125,7 @@ def test_a_stopped_process_goes_on_when_continued() -> None:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         process.send_signal(signal.SIGCONT)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=120)
     assert said == "went on\n"
 
 

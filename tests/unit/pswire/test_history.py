@@ -114,7 +114,7 @@ HistoryFile({str(path)!r}, process="w", job_id="j", facts={{}}).write("parent")
 os.close(write)
 os.waitpid(child, 0)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
     assert [line["type"] for line in lines(path)] == ["begin", "begin", "parent"]
 
 

@@ -176,4 +176,4 @@ def test_every_class_of_this_torch_is_listed_or_refused_with_a_reason() -> None:
 
 def test_the_table_costs_no_torch() -> None:
     code = "import sys, pswire.optimizers; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

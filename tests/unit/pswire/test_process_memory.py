@@ -37,7 +37,7 @@ def run(**environment: str) -> tuple[str, int]:
         check=True,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         env={"PYTHONPATH": ":".join(sys.path), **environment},
     )
     is_kept, fault_count = done.stdout.split()

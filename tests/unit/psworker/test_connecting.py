@@ -4,6 +4,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -41,6 +42,7 @@ class Connected:
 @pytest.fixture(name="first", autouse=True)
 def first_connection(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connected]:
     monkeypatch.setattr(connecting, "_has_warned_of_several", False)
+    monkeypatch.setattr(connecting, "_workers", WeakKeyDictionary())  # of other tests
     first = Connected("w0", "h:1", "")
     yield first
     first.connection.close()

@@ -41,7 +41,7 @@ def test_grpc_does_nothing_at_a_fork_unless_a_user_says_so(
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=120,
     )
 
     warned = " warned" if "may crash; import psworker first" in done.stderr else ""

@@ -5,6 +5,7 @@ import ipaddress
 import json
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import astuple, dataclass, replace
@@ -98,6 +99,12 @@ class Served:
         lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in sent.items())]
         writer.write("\r\n".join([*lines, "", ""]).encode() + body)
         return await read_answer(reader)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the one connection ends by itself unless a request comes."""
+        (connection,) = self.port._connections
+        return connection._request_timer is not None
 
     async def is_full(self) -> None:
         """Returns when as many connections are open as may be."""
@@ -366,12 +373,6 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "UNREAD_S", 0.2)
 
 
-@pytest.fixture
-def shorter_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In which a busy machine answers a request that is whole."""
-    monkeypatch.setattr(admin, "REQUEST_S", 2.0)
-
-
 @pytest.mark.usefixtures("short_times")
 @pytest.mark.parametrize(
     "begun",
@@ -391,11 +392,16 @@ async def test_a_request_that_does_not_end_ends_its_connection(begun: bytes) -> 
         await until(lambda: not port.port._connections)
 
 
-@pytest.mark.usefixtures("shorter_times")
-async def test_time_begins_again_with_each_request() -> None:
+async def test_time_begins_again_with_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with served() as port:
         reader, writer = await port.connected()
-        assert (await port.ask("/value", streams=(reader, writer))).status == 200
+        first = asyncio.create_task(port.ask("/wait", streams=(reader, writer)))
+        await until(lambda: port.waiting_count == 1)
+        monkeypatch.setattr(admin, "REQUEST_S", 0.2)
+        port.go_on.set()
+        assert (await first).status == 200
         writer.write(b"GET /val")
         assert await ended(reader) == b""
 
@@ -456,31 +462,36 @@ async def test_answers_that_nobody_reads_make_room_for_the_next_one(
         assert port.port.refused_count == 2
 
 
-@pytest.mark.usefixtures("shorter_times")
 async def test_a_body_in_chunks_is_refused_and_not_parsed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To parse what comes at a time, in chunks of a byte, takes most of a second."""
-    parse, parsed = H11Protocol.data_received, 0
+    byte_counts: Counter[type] = Counter()
 
-    def counted(protocol: H11Protocol, data: bytes) -> None:
-        nonlocal parsed
-        parsed += len(data)
-        parse(protocol, data)
+    def count(kind: type[H11Protocol]) -> None:
+        receive = kind.data_received
 
-    monkeypatch.setattr(H11Protocol, "data_received", counted)
+        def counted(protocol: H11Protocol, data: bytes) -> None:
+            receive(protocol, data)
+            byte_counts[kind] += len(data)
+
+        monkeypatch.setattr(kind, "data_received", counted)
+
+    count(H11Protocol)
+    count(admin._Connection)
     async with served() as port:
         reader, writer = await port.connected()
         head = b"POST /change HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked"
-        writer.write(head + b"\r\n\r\n" + b"1\r\nx\r\n" * 20_000)
+        sent = head + b"\r\n\r\n" + b"1\r\nx\r\n" * 20_000
+        writer.write(sent)
         answer = await read_answer(reader)
         assert (answer.status, port.changes) == (411, [])
         assert "Content-Length" in answer.error
-        await ended(reader)
-        assert parsed <= admin.PIECE_BYTES
+        await until(lambda: byte_counts[admin._Connection] == len(sent))
+        assert byte_counts[H11Protocol] <= admin.PIECE_BYTES
+        assert port.is_timed
 
 
-@pytest.mark.usefixtures("shorter_times")
 async def test_an_endless_body_is_refused() -> None:
     async with served() as port:
         reader, writer = await port.connected()
@@ -493,7 +504,7 @@ async def test_an_endless_body_is_refused() -> None:
         answer = await read_answer(reader)
         assert (answer.status, port.changes) == (413, [])
         assert "65536 bytes" in answer.error
-        await ended(reader)
+        assert port.is_timed
 
 
 async def test_endless_headers_are_refused() -> None:

@@ -85,6 +85,7 @@ async def test_a_call_that_is_over_is_not_ended_again() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """Nobody is waited for but when a test says so."""
     found = ManualClock()
     monkeypatch.setattr(staging_calls, "_now_s", found)
     return found
@@ -130,6 +131,7 @@ def places_for(count_max: int) -> StagingPlaces:
     return StagingPlaces(count_max=count_max, bytes_max=100, what="a model")
 
 
+@pytest.mark.usefixtures("clock")
 async def test_nothing_is_read_of_a_call_without_a_place() -> None:
     places = places_for(2)
     held = [Sender(places, "a"), Sender(places, "b")]
@@ -219,6 +221,7 @@ async def test_who_is_not_waited_for_keeps_its_place(
     await Sender(places).end()  # and its turn is nobody's
 
 
+@pytest.mark.usefixtures("clock")
 async def test_places_are_given_in_the_order_of_coming() -> None:
     places = places_for(1)
     senders = [Sender(places, name) for name in "abcd"]
@@ -230,6 +233,7 @@ async def test_places_are_given_in_the_order_of_coming() -> None:
         await sender.end()
 
 
+@pytest.mark.usefixtures("clock")
 async def test_one_that_hangs_up_while_it_waits_holds_up_nobody() -> None:
     places = places_for(1)
     first, second, third = (Sender(places, name) for name in "abc")
@@ -242,6 +246,7 @@ async def test_one_that_hangs_up_while_it_waits_holds_up_nobody() -> None:
     await third.end()
 
 
+@pytest.mark.usefixtures("clock")
 async def test_so_many_wait_and_others_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -253,6 +258,7 @@ async def test_so_many_wait_and_others_are_refused(
         await sender.end()
 
 
+@pytest.mark.usefixtures("clock")
 async def test_beyond_the_bytes_the_newest_gives_way_and_the_oldest_is_done() -> None:
     places = places_for(3)
     senders = [Sender(places, "first", "x" * 45) for _ in range(2)]
@@ -280,6 +286,7 @@ async def test_beyond_the_bytes_the_slow_gives_way_first(clock: ManualClock) -> 
     assert newest.read == ["first", "y" * 60]
 
 
+@pytest.mark.usefixtures("clock")
 async def test_a_first_message_is_covered_by_its_place() -> None:
     """A model of one message is taken whatever else is under way."""
     places = places_for(2)

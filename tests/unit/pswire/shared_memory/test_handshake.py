@@ -36,8 +36,8 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 Pair = tuple[socket.socket, socket.socket]
 
 
-def descriptor_count() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
 
 
 def test_an_offer_and_its_answer_arrive_with_their_memory(pair: Pair) -> None:
@@ -75,12 +75,12 @@ def test_a_socket_that_closes_is_an_error(pair: Pair) -> None:
 def test_malformed_offers_leave_no_descriptor_open(pair: Pair, data: bytes) -> None:
     reader, writer = os.pipe()
     socket.send_fds(pair[0], [data], [reader, writer])
-    before = descriptor_count()
+    before = descriptors()
 
     with pytest.raises(SegmentError, match=r"an offer of \d+ bytes is malformed"):
         Offer.receive(pair[1])
 
-    assert descriptor_count() == before
+    assert descriptors() <= before
     os.close(reader)
     os.close(writer)
 

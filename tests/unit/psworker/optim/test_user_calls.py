@@ -10,7 +10,7 @@ from tests.integration.interruptions import AtLine, Interrupted, text_of
 
 
 class Worker:
-    def __init__(self, wait_s: float = 5.0) -> None:
+    def __init__(self, wait_s: float = 60.0) -> None:
         self._calls = UserCalls(wait_s)
 
     @in_turn("worker.step()")

@@ -189,7 +189,7 @@ def test_a_record_is_durable_when_saving_returns(tmp_path: Path) -> None:
         "os.kill(os.getpid(), 9)"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], check=False, timeout=30
+        [sys.executable, "-c", program, str(tmp_path)], check=False, timeout=120
     )
     assert ended.returncode == -9
 
@@ -217,7 +217,7 @@ def test_a_second_coordinator_is_kept_out(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=30,
+            timeout=120,
         )
     assert ended.returncode == 1
     assert "StateFolderError" in ended.stderr
@@ -254,7 +254,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def killed_job(folder: Path) -> None:
     """A folder whose coordinator was killed."""
-    subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False, timeout=30)
+    subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder)], check=False, timeout=120
+    )
 
 
 def test_after_a_kill_the_newest_state_is_there(tmp_path: Path) -> None:

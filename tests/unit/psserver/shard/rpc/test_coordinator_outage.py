@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from psserver.edge.monotonic import now_ms
 from psserver.shard.host.shard_host import ShardHost
+from psserver.shard.rpc import coordinator_outage
 from psserver.shard.rpc.coordinator_outage import Silence
 from tests.doubles.served_shard import TIMEOUT_S, ServedShard
 
@@ -20,6 +20,23 @@ async def host() -> AsyncIterator[ShardHost]:
         yield shard.host
 
 
+class Clock:
+    """What the shard takes for the time; timers run by the real one."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(coordinator_outage, "now_ms", made)
+    return made
+
+
 async def silent_since(host: ShardHost) -> int:
     assert await host.changes.wait_until(
         lambda: host.silent_since_ms is not None, TIMEOUT_S
@@ -28,26 +45,35 @@ async def silent_since(host: ShardHost) -> int:
     return host.silent_since_ms
 
 
+async def lease_is_over() -> None:
+    """Returns when a timer that was set for a lease before has fired."""
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(2 * LEASE_MS / 1000, over.set)
+    await over.wait()
+
+
 async def test_a_watch_that_is_broken_for_a_lease_freezes_the_shard(
-    host: ShardHost,
+    host: ShardHost, clock: Clock
 ) -> None:
     silence = Silence(host)
     silence.opened()
-    before = now_ms()
+    before_ms = clock.ms
     silence.broke()
+    clock.ms += LEASE_MS - 1
+    await lease_is_over()
     assert not host.model.core.is_frozen
 
-    since_ms = await silent_since(host)
+    clock.ms += 1
 
-    assert now_ms() - before >= LEASE_MS
-    assert since_ms <= before
+    assert await silent_since(host) == before_ms
     assert host.model.core.is_frozen
     silence.close()
 
 
-async def test_it_goes_on_when_the_watch_is_back(host: ShardHost) -> None:
+async def test_it_goes_on_when_the_watch_is_back(host: ShardHost, clock: Clock) -> None:
     silence = Silence(host)
     silence.broke()
+    clock.ms += LEASE_MS
     await silent_since(host)
 
     silence.opened()
@@ -56,27 +82,32 @@ async def test_it_goes_on_when_the_watch_is_back(host: ShardHost) -> None:
     assert not host.model.core.is_frozen
 
 
-async def test_a_watch_that_is_back_in_time_holds_nothing(host: ShardHost) -> None:
+async def test_a_watch_that_is_back_in_time_holds_nothing(
+    host: ShardHost, clock: Clock
+) -> None:
     silence = Silence(host)
     silence.opened()
     silence.broke()
     silence.opened()
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-    loop.call_later(2 * LEASE_MS / 1000, over.set_result, None)
-    await over
+    clock.ms += LEASE_MS
+    await lease_is_over()
 
     assert host.silent_since_ms is None
 
 
-async def test_an_answer_while_the_watch_is_broken_counts(host: ShardHost) -> None:
+async def test_an_answer_while_the_watch_is_broken_counts(
+    host: ShardHost, clock: Clock
+) -> None:
     silence = Silence(host)
     silence.broke()
-    loop = asyncio.get_running_loop()
-    loop.call_later(LEASE_MS / 2000, silence.heard)
-    before = now_ms()
+    clock.ms += LEASE_MS // 2
+    silence.heard()
+    heard_ms = clock.ms
+    clock.ms += LEASE_MS - 1
+    await lease_is_over()
+    assert host.silent_since_ms is None
 
-    since_ms = await silent_since(host)
+    clock.ms += 1
 
-    assert since_ms > before
+    assert await silent_since(host) == heard_ms
     silence.close()
