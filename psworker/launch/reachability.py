@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -205,19 +206,14 @@ def _looked_up(target: Address, timeout_s: float) -> _Resolved | Problem:
 
 
 def _resolve(target: Address, timeout_s: float) -> _Resolved:
-    """`getaddrinfo` with a deadline."""
+    """`getaddrinfo` with a deadline, where anybody has to be asked."""
+    with suppress(socket.gaierror):
+        return _asked(target, socket.AI_NUMERICHOST)
     answers: queue.SimpleQueue[_Resolved | OSError] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
-            answers.put(
-                [
-                    (family, kind, protocol, name, tuple(address))
-                    for family, kind, protocol, name, address in socket.getaddrinfo(
-                        target.host, target.port, type=socket.SOCK_STREAM
-                    )
-                ]
-            )
+            answers.put(_asked(target))
         except OSError as error:
             answers.put(error)
 
@@ -230,3 +226,12 @@ def _resolve(target: Address, timeout_s: float) -> _Resolved:
     if isinstance(answer, OSError):
         raise answer
     return answer
+
+
+def _asked(target: Address, flags: int = 0) -> _Resolved:
+    return [
+        (family, kind, protocol, name, tuple(address))
+        for family, kind, protocol, name, address in socket.getaddrinfo(
+            target.host, target.port, type=socket.SOCK_STREAM, flags=flags
+        )
+    ]

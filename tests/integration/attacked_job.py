@@ -36,7 +36,7 @@ from tests.doubles.made_certificates import SERVER, MadeCertificates
 from tests.doubles.resident_memory import resident_of
 from tests.fault.fault_job import own_log
 from tests.integration import attacked_training
-from tests.integration.forged_calls import CONTROL, Forger
+from tests.integration.forged_calls import CONTROL, WATCH, Forger
 from tests.integration.hostile_table import LIMITS, TIMEOUT_S
 from tests.integration.job import Job, connect, run_workers
 from tests.integration.processes import Processes
@@ -92,6 +92,7 @@ class AttackedJob:
         self.step_count = 0
         self.coordinator_address = ""
         self._reader: grpc.Channel | None = None
+        self._watches: list[object] = []
 
     def __enter__(self) -> Self:
         self._history.mkdir()
@@ -229,7 +230,10 @@ class AttackedJob:
     # What attackers show
 
     def channel(self, address: str, role: Role | None) -> grpc.Channel:
-        """A channel with a connection of its own, without a role a stranger's."""
+        """A channel with a connection of its own, without a role a stranger's.
+
+        It is never idle: daemons end a connection that is, perhaps as a call begins.
+        """
         files, metadata = self._shown(role)
         assert files.ca is not None
         credentials = grpc.ssl_channel_credentials(
@@ -242,11 +246,15 @@ class AttackedJob:
                 credentials,
                 grpc.access_token_call_credentials(token.removeprefix("Bearer ")),
             )
-        return grpc.secure_channel(
+        made = grpc.secure_channel(
             certified_name(address),
             credentials,
             options=[("grpc.use_local_subchannel_pool", 1)],
         )
+        if role is not None:
+            watch: Any = made.unary_stream(WATCH)
+            self._watches.append(watch(b""))
+        return made
 
     def http2(self, address: str, role: Role | None, *, speaks: bool) -> Http2Client:
         """A connection that is spoken to in frames, or as a caller likes."""

@@ -35,6 +35,9 @@ from tests.integration.job import Job, key
 
 DATA: Final = "/pswire.v1.ParameterService/"
 CONTROL: Final = "/pswire.v1.CoordinatorService/"
+WATCH: Final = "/grpc.health.v1.Health/Watch"
+"""A call that stays: no connection that has one is idle."""
+
 TIMEOUT_S: Final = 30.0
 Messages = list[bytes]
 RawCall = Callable[..., Iterable[bytes]]

@@ -362,7 +362,7 @@ def _with_rate(rate: float, t: Forger) -> Outcome:
 
 
 def restored(name: str, t: Forger) -> Outcome:
-    request = of(t, control.RestoreCheckpointRequest, name=name, timeout_ms=2_000)
+    request = of(t, control.RestoreCheckpointRequest, name=name, timeout_ms=9_000)
     return called(t, "RestoreCheckpoint", request)
 
 

@@ -49,6 +49,9 @@ T = TypeVar("T")
 WAIT_TIMEOUT_S = 60.0
 """Longest wait for anything that the tests wait for."""
 
+WORKERS_TIMEOUT_S = 3 * WAIT_TIMEOUT_S
+"""Longest time for all that workers do."""
+
 _NO_CREDENTIALS = Credentials()
 
 JOB_SEED = 1
@@ -498,7 +501,7 @@ def _has_pushed(host: ShardHost, worker_id: str, clock: int) -> bool:
 
 
 def run_workers(
-    works: Mapping[str, Callable[[str], T]], timeout_s: float = 90.0
+    works: Mapping[str, Callable[[str], T]], timeout_s: float = WORKERS_TIMEOUT_S
 ) -> dict[str, T]:
     """Runs workers in threads of their own and returns their results.
 
@@ -528,7 +531,7 @@ class Crew:
             for worker_id, work in works.items()
         }
 
-    def results(self, timeout_s: float = 90.0) -> dict[str, Any]:
+    def results(self, timeout_s: float = WORKERS_TIMEOUT_S) -> dict[str, Any]:
         """What each has returned; the first failure is raised."""
         done, pending = wait(
             self.futures.values(), timeout_s, return_when="FIRST_EXCEPTION"
@@ -550,7 +553,9 @@ def connect(
     job: Job, worker_id: str, *, address: str = "", **settings: float
 ) -> psworker.Connection:
     """A worker's connection, with limits that make a hang a failure."""
-    limits: dict[str, Any] = {"step_timeout_s": 20.0, "start_timeout_s": 20.0}
+    limits: dict[str, Any] = dict.fromkeys(
+        ("step_timeout_s", "start_timeout_s"), WAIT_TIMEOUT_S
+    )
     limits |= settings
     return psworker.connect(address or job.address, worker_id, **limits)
 

@@ -21,7 +21,7 @@ def test_both_sides_are_measured_in_one_run(tmp_path: Path) -> None:
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)

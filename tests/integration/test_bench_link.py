@@ -69,7 +69,7 @@ def test_without_root_a_process_passes_bytes_on_and_the_figures_say_so(
             int(each.partition(":")[2]) for each in (place.listens, place.is_reached)
         )
         with socket.create_server(("127.0.0.1", listens)) as server:
-            told = children.next_line(20)
+            told = children.next_line(90)
             assert told is not None
             assert told.text == f"passes 127.0.0.1:{reached} on to port {listens}"
             with socket.create_connection(("127.0.0.1", reached)) as client:

@@ -15,7 +15,14 @@ import psworker
 from pswire.membership import Mode
 from psworker.snapshots.snapshot import Snapshot
 from tests.doubles.fault_proxy import FaultProxy
-from tests.integration.job import Crew, Job, connect, run_workers, worker_behind
+from tests.integration.job import (
+    WAIT_TIMEOUT_S,
+    Crew,
+    Job,
+    connect,
+    run_workers,
+    worker_behind,
+)
 
 SEED: Final = 11
 STEP_COUNT: Final = 25
@@ -101,7 +108,7 @@ def mean_of(tensors: list[Any], weights: list[int]) -> torch.Tensor:
 
 def latest(job: Job) -> Snapshot:
     with psworker.SnapshotReader(job.address) as reader:
-        return reader.latest(timeout=20)
+        return reader.latest(timeout=WAIT_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -203,7 +210,7 @@ class Counter:
         record = job.wait_record(lambda record: len(record.members) == 1)
         membership = worker_behind(self.ps)._session.membership
         worker_behind(self.ps)._loop.run(
-            lambda: membership.wait_generation(record.generation), 10
+            lambda: membership.wait_generation(record.generation), WAIT_TIMEOUT_S
         )
 
     def held(self) -> tuple[float, int, float]:

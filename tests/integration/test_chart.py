@@ -314,7 +314,7 @@ def asked(
     context = ssl.create_default_context(cafile=ca)
     server_name = endpoint["tlsConfig"]["serverName"]
     with (
-        socket.create_connection(("127.0.0.1", port), 10) as plain,
+        socket.create_connection(("127.0.0.1", port), 60) as plain,
         context.wrap_socket(plain, server_hostname=server_name) as protected,
     ):
         connection = http.client.HTTPConnection("127.0.0.1", port)

@@ -327,13 +327,14 @@ def test_a_checkpoint_is_made_by_command(nursery: Nursery, tmp_path: Path) -> No
 def test_a_folder_that_hangs_is_named_and_keeps_no_coordinator_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: str
 ) -> None:
-    ended = threading.Event()
+    hangs, ended = threading.Event(), threading.Event()
     saver = "psserver.coordinator.host.checkpoint_saver"
-    monkeypatch.setattr(f"{saver}.LAST_CHECKPOINT_S", 3.0)
+    monkeypatch.setattr(f"{saver}.LAST_CHECKPOINT_S", 1.0)
     monkeypatch.setattr("psserver.coordinator.core.checkpoints.SLOW_MS", 1)
     write = CheckpointFolder.commit if hanging == "commit" else CheckpointFolder.prune
 
     def hang(folder: CheckpointFolder, *arguments: Any) -> object:  # noqa: ANN401, either
+        hangs.set()
         ended.wait()
         return write(folder, *arguments)
 
@@ -346,11 +347,15 @@ def test_a_folder_that_hangs_is_named_and_keeps_no_coordinator_from_ending(
                 core = job.coordinator.core
                 if hanging == "commit":
                     with pytest.raises(Refusal, match="no checkpoint within"):
-                        job.run(job.coordinator.checkpoints.save(3.0))
+                        job.run(job.coordinator.checkpoints.save(1.0))
+                    assert hangs.wait(WAIT_TIMEOUT_S)
                     status = job.ask(
                         lambda: checkpoint_status(core.checkpoints, now_ms())
                     )
                     assert "for its folder to take the manifest" in status.failure
+                else:
+                    save(job)
+                    assert hangs.wait(WAIT_TIMEOUT_S)
                 job.stop_coordinator()
                 names = folder_in(tmp_path).names()
                 assert len(names) == 1

@@ -22,7 +22,14 @@ from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import FaultProxy
 from tests.doubles.promised_numbers import DEVIATION_MAX, NORM_DEVIATION_MAX
 from tests.integration.held_commits import commits_held
-from tests.integration.job import Crew, Job, connect, deviation, run_workers
+from tests.integration.job import (
+    WAIT_TIMEOUT_S,
+    Crew,
+    Job,
+    connect,
+    deviation,
+    run_workers,
+)
 from tests.integration.ones_worker import Worker, run_all
 
 SEED: Final = 20261128
@@ -204,7 +211,7 @@ def test_modes_change_and_the_numbers_stay(tmp_path: Path) -> None:
         def change_mode(step: int) -> None:
             if step in modes:
                 bound = int(modes[step] is Mode.SSP)
-                job.run(job.coordinator.set_mode(ModeTerms(modes[step], bound), 10.0))
+                job.run(job.coordinator.set_mode(ModeTerms(modes[step], bound), 30.0))
 
         found, found_norms = SGD.on_worker(job, "w0", before_step=change_mode)
 
@@ -315,7 +322,7 @@ def test_a_clock_that_one_shard_has_committed_has_the_same_scale_on_all(
             commits_held("w0", shard_index=1) as wanted,
             Crew({"w0": lambda _: lost.step(), "w1": lambda _: other.step()}) as crew,
         ):
-            assert wanted.wait(10)
+            assert wanted.wait(WAIT_TIMEOUT_S)
             assert not any(future.done() for future in crew.futures.values())
             proxy.refuse()
             record = job.wait_record(lambda record: len(record.members) == 1)
@@ -361,7 +368,7 @@ def test_a_clock_that_nobody_is_left_to_commit_is_committed_by_a_record(
 
 
 def join_after(job: Job, begun: threading.Event) -> Worker:
-    assert begun.wait(10)
+    assert begun.wait(WAIT_TIMEOUT_S)
     return ones_worker(job, "w1")
 
 

@@ -39,16 +39,17 @@ def test_modes_train_and_are_measured(compare: Compare, tmp_path: Path) -> None:
     need("matplotlib", "pip install 'paramserver[plot]'")
     done = compare(
         *("--modes", "bsp,bsp+1", "--loads", "straggler", "--target", "0.2"),
-        "--json",
+        # In which the slow worker has steps, whatever stands still meanwhile.
+        *("--samples", "2560", "--json"),
     )
     assert done.returncode == 0, done.stderr
     assert "[2/2] straggler, BSP + 1" in done.stderr
     figures = json.loads(done.stdout)
     bsp, backup = figures["runs"]
     for run in (bsp, backup):
-        assert run["sample_count"] >= 1280
+        assert run["sample_count"] >= 2560
         assert run["final_accuracy"] > 0.2
-        assert 0 < run["target_s"] <= run["duration_s"] + 1
+        assert run["target_s"] > 0
     # What a busy machine leaves of the arithmetic is not judged here.
     assert bsp["dropped_sample_count"] == 0 < backup["dropped_sample_count"]
     assert bsp["staleness_max"] == backup["staleness_max"] == 0
@@ -57,7 +58,7 @@ def test_modes_train_and_are_measured(compare: Compare, tmp_path: Path) -> None:
     runs, curve, staleness, picture = map(Path, figures["files"])
     rows = list(csv.DictReader(runs.read_text().splitlines()))
     assert [row["mode"] for row in rows] == ["bsp", "bsp+1"]
-    assert len(curve.read_text().splitlines()) > 2 * 3
+    assert len(curve.read_text().splitlines()) > 1 + 2
     assert len(staleness.read_text().splitlines()) > 2
     assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -102,7 +102,7 @@ def test_a_host_that_swallows_packets_is_told_apart() -> None:
 
 def test_a_shard_is_no_coordinator(tmp_path: Path) -> None:
     with Job(tmp_path / "state", shard_count=1, sockets=True) as job:
-        text = connect_error(job.shard_addresses()[0])
+        text = connect_error(job.shard_addresses()[0], 30.0)
 
     assert "it is not a paramserver coordinator" in text
 
@@ -124,7 +124,9 @@ def test_a_coordinator_that_starts_late_is_waited_for(tmp_path: Path) -> None:
     connected: list[str] = []
 
     def connect() -> None:
-        with psworker.connect(f"127.0.0.1:{port}", worker_id="early") as ps:
+        with psworker.connect(
+            f"127.0.0.1:{port}", worker_id="early", connect_timeout_s=60
+        ) as ps:
             connected.append(ps.worker_id)
 
     early = threading.Thread(target=connect)

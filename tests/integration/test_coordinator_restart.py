@@ -64,7 +64,7 @@ def test_no_step_needs_the_coordinator(tmp_path: Path, mode: Mode) -> None:
                 # A change after the restart reaches everybody.
                 if mode is not Mode.BSP:
                     job.run(
-                        job.coordinator.set_mode(ModeTerms(Mode.BSP, 0), timeout_s=10)
+                        job.coordinator.set_mode(ModeTerms(Mode.BSP, 0), timeout_s=30)
                     )
                 wait_version(job, version + 20)
             finally:

@@ -17,7 +17,14 @@ import psworker
 from pswire.membership import Mode, StepAtomicity
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.promised_numbers import DEVIATION_MAX
-from tests.integration.job import Crew, Job, connect, deviation, run_workers
+from tests.integration.job import (
+    WAIT_TIMEOUT_S,
+    Crew,
+    Job,
+    connect,
+    deviation,
+    run_workers,
+)
 from tests.integration.one_process import (
     Prepare,
     as_given,
@@ -306,10 +313,10 @@ def test_a_late_joiner_begins_with_the_first_groups(
                 )
                 joined.set()
                 train(other, own, range(2, 4), slice(3, 8))
-                assert changed.wait(20)
+                assert changed.wait(WAIT_TIMEOUT_S)
 
         def go_on(worker_id: str) -> None:
-            assert joined.wait(20)
+            assert joined.wait(WAIT_TIMEOUT_S)
             with caplog.at_level(logging.WARNING, "psserver.shard"):
                 train(model, optimizer, range(2, 4), slice(0, 3))
             changed.set()
@@ -468,7 +475,7 @@ def test_a_shard_holds_a_push_until_it_has_heard_of_its_groups(
         terms = host.model.terms
         changed = replace(terms, optimizers=(*terms.optimizers, optimizer.spec))
         with Crew({"w0": lambda _: train(model, optimizer, range(1))}) as crew:
-            assert asked.wait(20)
+            assert asked.wait(WAIT_TIMEOUT_S)
             assert not job.ask(lambda: host.model.core.clocks.applied_clock)
             job.ask(lambda: host.adopt(changed))
             crew.results()

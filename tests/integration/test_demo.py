@@ -149,7 +149,8 @@ def test_a_signal_ends_the_demo_within_five_seconds(
     number: signal.Signals, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     with subprocess.Popen(
-        [*COMMAND, "--workers", "2", "--shards", "1"],
+        # More than it could train before the signal comes.
+        [*COMMAND, "--workers", "2", "--shards", "1", "--epochs", "10000"],
         env=environment,
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -164,7 +165,7 @@ def test_a_signal_ends_the_demo_within_five_seconds(
                 break
         children = psutil.Process(demo.pid).children(recursive=True)
         demo.send_signal(number)
-        assert demo.wait(30) == 130
+        assert demo.wait(90) == 130
         assert demo.stdout is not None
         assert demo.stdout.read() == ""
         assert "Traceback" not in demo.stderr.read()

@@ -268,6 +268,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
 def test_an_even_job_trains_and_shows_what_its_scripts_log(job: Job) -> None:
     trainer = Trainer(job)
     works = {name: trainer.worker(compute_s=0.01) for name in ("a", "b")}
+    figures = ("received_bytes", "sent_bytes", "apply_ms")
     with Crew(works) as crew:
         try:
             document = wait_for(
@@ -278,6 +279,8 @@ def test_an_even_job_trains_and_shows_what_its_scripts_log(job: Job) -> None:
                         for each in found["workers"]
                     )
                     and len(found["workers"]) == 2
+                    and all(each[name] for each in found["shards"] for name in figures)
+                    and found["steps_per_s"]
                     and found["diagnosis"]["cause"] == "training"
                 ),
             )

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
 from pswire.membership import Mode
+from tests.doubles.children import wait_until
 from tests.integration.job import Job, connect, run_workers
 
 SAMPLE_COUNT = 96
@@ -59,6 +60,9 @@ def test_a_worker_that_diverges_begins_again_from_the_jobs_values(
 ) -> None:
     mode, kind, numbers = WAYS[way]
 
+    def is_noticed() -> bool:
+        return "goes on from the job's values" in caplog.text
+
     def work(worker_id: str) -> tuple[bool, set[str], Any]:
         told: set[str] = set()
         with connect(job, worker_id) as ps:
@@ -69,6 +73,9 @@ def test_a_worker_that_diverges_begins_again_from_the_jobs_values(
             )
             for epoch in range(2):
                 for number, (inputs,) in enumerate(loader):
+                    if worker_id == "w0" and not number and mode is not Mode.BSP:
+                        # Else it might leave no data, or no clock, to the other one.
+                        wait_until(is_noticed, "a push that is no number")
                     optimizer.zero_grad()
                     loss = model(inputs).square().mean()
                     if worker_id == "w1" and (epoch, number) == (0, 1):

@@ -17,7 +17,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
 from psworker.snapshots.snapshot import Snapshot
-from tests.integration.job import Crew, Job, connect, deviation, run_workers
+from tests.integration.job import (
+    WAIT_TIMEOUT_S,
+    Crew,
+    Job,
+    connect,
+    deviation,
+    run_workers,
+)
 
 SEED: Final = 29
 LR: Final = 0.1
@@ -90,7 +97,7 @@ def take_part(
             joined.set()
         while ps.clock < last_clock:
             if held_at is not None and ps.clock in held_at:
-                assert held_at[ps.clock].wait(20)
+                assert held_at[ps.clock].wait(WAIT_TIMEOUT_S)
             fill_gradients(model, worker_id, ps.clock + 1)
             optimizer.step(weight=weight_of(worker_id))
         return Part(begin, ps.clock)
@@ -98,7 +105,7 @@ def take_part(
 
 def final_snapshot(job: Job) -> Snapshot:
     with psworker.SnapshotReader(job.address) as reader:
-        return reader.latest(timeout=10)
+        return reader.latest(timeout=WAIT_TIMEOUT_S)
 
 
 def assert_holds(snapshot: Snapshot, parts: Mapping[str, Part]) -> None:
@@ -114,9 +121,7 @@ def test_nobody_waits_for_a_worker_that_is_done(tmp_path: Path) -> None:
     """`--min-workers` counts for the start alone."""
     ends = {"w0": 10, "w1": 17, "w2": 40}
     with Job(tmp_path, shard_count=2, workers_min=3) as job:
-        parts = run_workers(
-            {w: lambda w: take_part(job, w, ends[w]) for w in ends}, timeout_s=30
-        )
+        parts = run_workers({w: lambda w: take_part(job, w, ends[w]) for w in ends})
         snapshot = final_snapshot(job)
         phase = job.ask(lambda: job.coordinator.core.phase.name)
     assert parts == {w: Part(0, end) for w, end in ends.items()}

@@ -14,7 +14,14 @@ import psworker
 from pswire.addresses import Address
 from tests.doubles.free_addresses import free_address
 from tests.doubles.promised_numbers import DEVIATION_MAX
-from tests.integration.job import Crew, Job, connect, deviation, run_workers
+from tests.integration.job import (
+    WAIT_TIMEOUT_S,
+    Crew,
+    Job,
+    connect,
+    deviation,
+    run_workers,
+)
 
 
 class Layer(nn.Module):
@@ -203,7 +210,7 @@ def test_a_lost_shard_is_named_to_every_worker_that_waits(tmp_path: Path) -> Non
         with connect(job, worker_id) as ps:
             model, optimizer = ps.prepare(model, sgd(model))
             step(model, optimizer, 1.0)
-            ready.wait(20)
+            ready.wait(WAIT_TIMEOUT_S)
             while True:
                 step(model, optimizer, 1.0)
 
@@ -216,7 +223,7 @@ def test_a_lost_shard_is_named_to_every_worker_that_waits(tmp_path: Path) -> Non
     with Job(tmp_path, shard_count=3, workers_min=2, lease_ttl_ms=4000) as job:
         works = dict.fromkeys(("w0", "w1"), work)
         with Crew(works) as crew:
-            ready.wait(20)
+            ready.wait(WAIT_TIMEOUT_S)
             job.end_shard(2)
             texts = crew.results()
         # A late worker hears the same, at once.

@@ -48,7 +48,8 @@ def test_events_are_lines_of_json_for_scripts(job: Job) -> None:
     assert numbers == sorted({*numbers})
 
     rest = printed(job, "--json", "--after", str(numbers[1]))
-    assert [json.loads(line)["number"] for line in rest] == numbers[2:]
+    found = [json.loads(line)["number"] for line in rest]
+    assert found[: len(numbers) - 2] == numbers[2:]
 
 
 def test_events_are_sentences_for_people(job: Job) -> None:
@@ -125,8 +126,8 @@ def test_top_takes_the_screen_and_gives_it_back(job: Job) -> None:
         environment={"PS_COORDINATOR": job.address, "PYTHONIOENCODING": "utf-8"},
     )
     try:
-        text = terminal.until(lambda text: "SHARD" in text and "q quit" in text)
-        assert "workers 1 to" in text
+        parts = ("SHARD", "workers 1 to", "q quit")
+        terminal.until(lambda text: all(each in text for each in parts))
         assert terminal.modes != terminal.modes_before
         terminal.press(b"\t")
         terminal.until(lambda text: "shards 1 to 1 of 1" in text)
@@ -154,13 +155,19 @@ def test_a_launcher_shows_the_job_below_what_its_script_prints(
         environment={"PS_COORDINATOR": job.address},
     )
     try:
-        terminal.until(lambda text: "line 29" in text and "job " in text)
-        assert terminal.screen.display[-1].startswith("job finished")
+        terminal.until(
+            lambda text: (
+                "line 29" in text
+                and terminal.screen.display[-1].startswith("job finished")
+            )
+        )
         (tmp_path / "enough").touch()
         terminal.until(lambda text: "last line" in text)
         assert terminal.process.wait(WAIT_TIMEOUT_S) == ExitCode.DONE
-        text = terminal.until(lambda text: "job finished" not in text)
+        # The shell has all rows again.
+        text = terminal.until(
+            lambda text: "job finished" not in text and terminal.screen.margins is None
+        )
         assert "last line" in text
-        assert terminal.screen.margins is None, "the shell has all rows again"
     finally:
         terminal.close()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 
 IS_ALONE = "PS_TEST_FORKS_ALONE"
-CHILD_TIMEOUT_S = 20.0
+CHILD_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(name="job")

@@ -115,10 +115,11 @@ def test_a_group_and_a_worker_are_two_workers(
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         model, optimizer = ps.prepare(model, optimizer, loss=loss)
+        count = ps.worker_count  # before anybody may leave
         for _ in range(3):
             model.weight.grad = torch.full((1, 3), -float(index + 1))
             optimizer.step(weight=2.0)
-        return float(model.weight.detach().sum()), ps.worker_count
+        return float(model.weight.detach().sum()), count
 
     with Job(tmp_path, shard_count=2, workers_min=2) as job:
         with (

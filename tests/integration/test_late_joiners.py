@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pswire.membership import Mode, StepAtomicity
 from psworker.connection import Connection
 from psworker.member import catch_up
-from tests.integration.job import Crew, Job, connect
+from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect
 from tests.integration.ones_worker import Worker
 
 LIMIT_S = 0.3
@@ -38,7 +38,7 @@ def training(worker: Worker) -> Iterator[Callable[[int], None]]:
 
     def wait_steps(count: int) -> None:
         for _ in range(count):
-            assert stepped.acquire(timeout=20)
+            assert stepped.acquire(timeout=WAIT_TIMEOUT_S)
 
     with Crew({"w0": train}) as crew:
         try:
@@ -129,7 +129,7 @@ def test_a_loader_finds_the_place_taken_and_goes_on(tmp_path: Path) -> None:
         with connect(job, worker_id) as ps:
             _, _, loader = prepared(ps)
             has_joined.set()
-            assert may_draw.wait(20)
+            assert may_draw.wait(WAIT_TIMEOUT_S)
             assert list(loader) == []
             return ps.clock
 
@@ -137,7 +137,7 @@ def test_a_loader_finds_the_place_taken_and_goes_on(tmp_path: Path) -> None:
         model, optimizer, loader = prepared(ps)
         with Crew({"w1": late}) as crew:
             for (inputs,) in loader:
-                assert has_joined.wait(20)
+                assert has_joined.wait(WAIT_TIMEOUT_S)
                 for count in range(20):
                     model(inputs).mean().backward()
                     optimizer.step()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import Optimizer, lr_scheduler
 
-from tests.integration.job import Job, connect, run_workers
+from tests.integration.job import WAIT_TIMEOUT_S, Job, connect, run_workers
 from tests.integration.one_process import loss_of, small_model
 
 EARLY_STEPS: Final = 5
@@ -86,7 +86,7 @@ def test_a_late_workers_schedule_is_that_of_the_job(name: str, tmp_path: Path) -
         train(name, *mine, range(EARLY_STEPS))
 
         def go_on(worker_id: str) -> list[float]:
-            assert joined.wait(20)
+            assert joined.wait(WAIT_TIMEOUT_S)
             return train(name, *mine, common)
 
         def late(worker_id: str) -> list[float]:

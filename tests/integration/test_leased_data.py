@@ -14,7 +14,7 @@ import psworker
 from psserver.coordinator.core.coordinator_effects import Persist
 from psserver.coordinator.storage.job_store import JobStore
 from pswire.membership import WorkerState
-from tests.integration.job import Crew, Job, connect, run_workers
+from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect, run_workers
 
 SAMPLE_COUNT = 60
 
@@ -168,7 +168,7 @@ def test_a_worker_with_more_data_waits_for_nobody_who_has_left(tmp_path: Path) -
     with Job(tmp_path, workers_min=2) as job:
         clocks = run_workers({"w0": work, "w1": work})
         with psworker.SnapshotReader(job.address) as reader:
-            final = reader.latest(timeout=10)
+            final = reader.latest(timeout=WAIT_TIMEOUT_S)
     assert final.clock == max(clocks.values())
 
 
@@ -221,11 +221,11 @@ def test_opening_an_epoch_writes_down_no_more_after_many_epochs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each write waits for the disk, and the coordinator with it."""
-    written: list[int] = []
+    written: set[int] = set()
     write = JobStore.write
 
     def counted(store: JobStore, change: Persist) -> None:
-        written.extend(ledger.epoch for ledger in change.epochs)
+        written.update(ledger.epoch for ledger in change.epochs)
         write(store, change)
 
     monkeypatch.setattr(JobStore, "write", counted)
@@ -237,7 +237,7 @@ def test_opening_an_epoch_writes_down_no_more_after_many_epochs(
             for inputs, _ in loader:
                 _step(model, optimizer, inputs)
             counts.append(len(written))
-    assert counts[-1] == counts[1]
+    assert max(counts) <= 2, "the one before, and its own"
 
 
 class Reversed(Sampler[int]):
@@ -262,7 +262,7 @@ def test_another_order_of_data_is_refused_with_the_cure(tmp_path: Path) -> None:
     def second(worker_id: str) -> str:
         with connect(job, worker_id) as ps:
             _, _, loader = _prepared(ps, _loader(sampler=Reversed()))
-            assert registered.wait(10)
+            assert registered.wait(WAIT_TIMEOUT_S)
             with pytest.raises(psworker.DataOrderError) as caught:
                 next(iter(loader))
             return str(caught.value)

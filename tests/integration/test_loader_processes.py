@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from pswire.leased_data import EpochReport
 from pswire.membership import Mode, WorkerState
 from tests.doubles.children import Nursery
-from tests.integration.job import Job, connect, run_workers
+from tests.integration.job import WAIT_TIMEOUT_S, Job, connect, run_workers
 from tests.integration.processes import Processes
 from tests.integration.streams import Numbers
 
@@ -137,7 +137,7 @@ def test_ranges_of_a_killed_worker_finish_elsewhere(
 
     def work(worker_id: str) -> tuple[list[int], Any]:
         seen: list[int] = []
-        with connect(job, worker_id, start_timeout_s=60) as ps:
+        with connect(job, worker_id) as ps:
             plain: DataLoader[Any] = DataLoader(samples, batch_size=2, shuffle=True)
             model, optimizer, loader = ps.prepare(*_model(), plain)
             for (inputs,) in loader:
@@ -185,9 +185,9 @@ def test_a_fast_worker_takes_more_than_its_equal_part(tmp_path: Path) -> None:
                 count += 1
                 if worker_id == "slow":
                     has_begun.set()
-                    assert most_are_taken.wait(20)
+                    assert most_are_taken.wait(WAIT_TIMEOUT_S)
                 elif count == 1:
-                    assert has_begun.wait(20)
+                    assert has_begun.wait(WAIT_TIMEOUT_S)
                 elif count == 16:
                     most_are_taken.set()
         return count

@@ -22,6 +22,7 @@ from psworker.strategies.strategy import InnerState
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.interruptions import AtLine
 from tests.integration.job import (
+    WAIT_TIMEOUT_S,
     Crew,
     Job,
     connect,
@@ -386,7 +387,7 @@ def test_a_push_that_timed_out_is_made_again_by_the_next_step(tmp_path: Path) ->
         other_goes_on = threading.Event()
 
         def work(worker_id: str) -> tuple[int, list[torch.Tensor]]:
-            timeout_s = 20.0 if worker_id == "w1" else 1.0
+            timeout_s = WAIT_TIMEOUT_S if worker_id == "w1" else 1.0
             with connect(job, worker_id, step_timeout_s=timeout_s) as ps:
                 model = _model()
                 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -395,12 +396,12 @@ def test_a_push_that_timed_out_is_made_again_by_the_next_step(tmp_path: Path) ->
                 assert stepper is not None
                 for number in range(4):
                     if worker_id == "w1" and number == 1:
-                        assert other_goes_on.wait(20)
+                        assert other_goes_on.wait(WAIT_TIMEOUT_S)
                     try:
                         _own_step(model, optimizer, worker_id, number)
                     except psworker.StepTimeoutError:
                         assert (worker_id, number) == ("w0", 1)
-                        stepper._timeout_s = 20.0
+                        stepper._timeout_s = WAIT_TIMEOUT_S
                         other_goes_on.set()
                         job.wait_pushed("w1", 1)
                 values = [each.detach().clone() for each in model.parameters()]
@@ -640,7 +641,7 @@ def test_the_data_of_a_round_that_is_lost_goes_back_and_its_worker_begins_anew(
     tmp_path: Path,
 ) -> None:
     is_out, has_begun = threading.Event(), threading.Event()
-    both_are_here = threading.Barrier(2, timeout=30)
+    both_are_here = threading.Barrier(2, timeout=WAIT_TIMEOUT_S)
     seen: dict[str, list[int]] = {"w0": [], "w1": []}
     voids: list[list[int]] = []
     # Of each clock those values that the worker had first, with no step upon them yet.
@@ -678,14 +679,14 @@ def test_the_data_of_a_round_that_is_lost_goes_back_and_its_worker_begins_anew(
                         voids.append(indices.tolist())
                     if worker_id == "w0" and len(seen["w0"]) == 8:
                         has_begun.set()
-                        assert is_out.wait(30)
+                        assert is_out.wait(WAIT_TIMEOUT_S)
                 report = loader.report  # once the epoch is over for both
                 last[worker_id] = ps.clock, values()
                 taken[worker_id].setdefault(*last[worker_id])
                 return report, stepper.rejoin_count
 
         with Crew(dict.fromkeys(("w0", "w1"), work)) as crew:
-            assert has_begun.wait(30)
+            assert has_begun.wait(WAIT_TIMEOUT_S)
             proxy.refuse()
             job.wait_record(lambda record: len(record.members) == 1)
             proxy.heal()
