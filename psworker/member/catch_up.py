@@ -243,12 +243,16 @@ class LateJoiner:
             OutgoingPush(
                 header,
                 trailer,
-                shard_incarnation=self._shards.incarnation(shard_index),
+                shard_incarnation=incarnation,
                 chunk_bitmap=(False,) * len(chunks),
                 chunk_indexes=(),
                 notify=asyncio.Event.set,
             )
-            for shard_index, chunks in enumerate(self._store.placement.chunks_by_shard)
+            for incarnation, chunks in zip(
+                self._shards.incarnations,
+                self._store.placement.chunks_by_shard,
+                strict=True,
+            )
         ]
         receiver = Receiver(on_chunk=lambda _: None, on_waiting=lambda _: None)
         while True:

@@ -42,7 +42,7 @@ from psworker.transport.shard_segments import (
     ShardSegments,
     segments_of,
 )
-from psworker.transport.values import Contribution, PushReply, SeedOrder
+from psworker.transport.values import ContributionAwaited, PushReply, SeedOrder
 
 _CLOSED = ErrorReason.WORKER_INCARNATION_STALE
 
@@ -94,9 +94,10 @@ class ShardCalls:
         """Memory shared with shards."""
         return self._clients.segments
 
-    def incarnation(self, shard_index: int) -> int:
-        """The start of a shard that the newest shard map names."""
-        return self._membership.shards[shard_index].incarnation
+    @property
+    def incarnations(self) -> list[int]:
+        """The start of each shard that the newest shard map names."""
+        return [shard.incarnation for shard in self._membership.shards]
 
     async def seed(
         self,
@@ -306,13 +307,13 @@ class ShardCalls:
 
     async def await_contribution(
         self, generation: int, clock: int, sequence: int
-    ) -> Contribution:
+    ) -> ContributionAwaited:
         """Returns once a clock waits for nobody but workers that have no data.
 
         Has no limit of its own: whoever asks cancels it when there is data.
         """
 
-        async def attempt(timeout_s: float) -> Contribution:
+        async def attempt(timeout_s: float) -> ContributionAwaited:
             client = await self._clients.of(0)
             return await client.await_contribution(
                 generation, clock, sequence, timeout_s=timeout_s

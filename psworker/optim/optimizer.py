@@ -22,6 +22,7 @@ from pswire.schema import OptimizerSpec, ParameterGroup
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
 from psworker.left_behind import reduced
 from psworker.optim.adjusters import LossScales, Schedules, set_hyperparameter
+from psworker.optim.fetched_state import FetchedState, WatchedParameters
 from psworker.optim.gradients import check_weight
 from psworker.optim.model_schema import (
     BoundSchema,
@@ -41,7 +42,6 @@ from psworker.optim.optimizer_state import (
     unpack_residuals,
 )
 from psworker.optim.push_result import PushResult
-from psworker.optim.shard_state import ShardState, WatchedParameters
 from psworker.optim.step_contents import (
     Groups,
     OptimizerStep,
@@ -138,7 +138,7 @@ class PreparedOptimizer(Optimizer):
         self._bound = bound
         self._indexes = bound.index_of_tensors()
         self._shown: defaultdict[torch.Tensor, Any] | None = None
-        self._state = ShardState(self._read_state, self._name_of)
+        self._state = FetchedState(self._read_state, self._name_of)
         # One group does: torch compares each with all before it, which it did when the
         # user's own were made. That list, and the groups in it, stay the user's own.
         super().__init__(inner.param_groups[:1], inner.defaults)

@@ -374,7 +374,9 @@ class SnapshotReader:
         except Refusal as refusal:
             raise error_of_refusal(refusal) from None
 
-    async def _request(self, newer_than: int, timeout_s: float) -> "values.Snapshot":
+    async def _request(
+        self, newer_than: int, timeout_s: float
+    ) -> "values.PinnedSnapshot":
         deadline, log = now() + timeout_s, WaitingLog()
         away_until: float | None = None
         while True:
@@ -410,7 +412,7 @@ class SnapshotReader:
 
     async def _pull(
         self,
-        found: "values.Snapshot",
+        found: "values.PinnedSnapshot",
         since: Snapshot | None,
         progress: Progress | None,
     ) -> Snapshot:
@@ -437,7 +439,7 @@ class SnapshotReader:
             _states=states_of(found.schema, image.tensors()),
         )
 
-    async def _release(self, found: "values.Snapshot") -> None:
+    async def _release(self, found: "values.PinnedSnapshot") -> None:
         """Lets the shards free the image: they keep two, and need one for each cut."""
         assert self._control is not None, "it found the snapshot"
         # Whatever fails, the pin ends by itself a little later.
@@ -448,7 +450,7 @@ class SnapshotReader:
 
     async def _pull_shard(
         self,
-        found: "values.Snapshot",
+        found: "values.PinnedSnapshot",
         shard: "values.ShardAddress",
         image: SnapshotImage,
         deadline: float,
@@ -505,7 +507,7 @@ class SnapshotReader:
             await self._control.close()
 
 
-def _byte_count(found: "values.Snapshot") -> int:
+def _byte_count(found: "values.PinnedSnapshot") -> int:
     return sum(entry.byte_count for entry in found.schema.entries)
 
 

@@ -45,7 +45,7 @@ class Sending:
             header,
             contents,
             placement=self._placement,
-            incarnations=incarnations_of_shards(self.session),
+            incarnations=self.session.shards.incarnations,
             loop=self.loop,
             segments=self.session.shards.segments,
             encoder=encoder,
@@ -123,8 +123,3 @@ class Sending:
 
     def close(self) -> None:
         """Ends all that is under way."""
-
-
-def incarnations_of_shards(session: Session) -> list[int]:
-    """The start of each shard that the newest shard map names."""
-    return [shard.incarnation for shard in session.membership.shards]

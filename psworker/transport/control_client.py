@@ -353,7 +353,7 @@ class ControlClient(CoordinatorPort):
     @override
     async def request_snapshot(
         self, newer_than: int, *, wait_s: float, timeout_s: float
-    ) -> values.Snapshot:
+    ) -> values.PinnedSnapshot:
         request = pb.RequestSnapshotRequest(
             protocol_version=PROTOCOL_VERSION,
             newer_than=newer_than,

@@ -208,9 +208,9 @@ def session_of(
 
 def snapshot_of(
     message: coordinator_service_pb2.RequestSnapshotResponse,
-) -> values.Snapshot:
+) -> values.PinnedSnapshot:
     """A snapshot that is ready on all shards."""
-    return values.Snapshot(
+    return values.PinnedSnapshot(
         job_id=message.job_id,
         snapshot_id=message.snapshot_id,
         version=message.version,

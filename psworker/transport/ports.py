@@ -153,7 +153,7 @@ class ShardPort(Protocol):
 
     async def await_contribution(
         self, generation: int, clock: int, sequence: int, *, timeout_s: float
-    ) -> values.Contribution:
+    ) -> values.ContributionAwaited:
         """Returns once a clock waits only for workers that make this call."""
 
     async def pull_optimizer_state(
@@ -320,7 +320,7 @@ class CoordinatorPort(Protocol):
 
     async def request_snapshot(
         self, newer_than: int, *, wait_s: float, timeout_s: float
-    ) -> values.Snapshot:
+    ) -> values.PinnedSnapshot:
         """Finds or makes a snapshot above a version; -1 for whatever is newest."""
 
     async def release_snapshot(

@@ -237,7 +237,7 @@ class ShardClient(ShardPort):
     @override
     async def await_contribution(
         self, generation: int, clock: int, sequence: int, *, timeout_s: float
-    ) -> values.Contribution:
+    ) -> values.ContributionAwaited:
         with translated(self._peer):
             response = await self._stub.AwaitContribution(
                 pb.AwaitContributionRequest(
@@ -248,7 +248,7 @@ class ShardClient(ShardPort):
                 ),
                 timeout=timeout_s,
             )
-            return values.Contribution(response.clock, response.optimizer)
+            return values.ContributionAwaited(response.clock, response.optimizer)
 
     @override
     async def pull_optimizer_state(

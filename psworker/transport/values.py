@@ -353,7 +353,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class ContributionAwaited:
     """A clock that waits only for workers without data."""
 
     clock: int
@@ -361,8 +361,8 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """A snapshot that is ready on all shards; `chunk_bytes` as `place` takes it."""
+class PinnedSnapshot:
+    """A snapshot that shards keep for a reader; `chunk_bytes` as `place` takes it."""
 
     job_id: str
     snapshot_id: int

@@ -461,7 +461,7 @@ BUGS = (
     bug(
         "optimizer state that is written into and not sent",
         Edit(
-            f"{WORKER}/optim/shard_state.py",
+            f"{WORKER}/optim/fetched_state.py",
             "    return 0 if tensor.is_inference() else tensor._version\n",
             "    return 0\n",
         ),

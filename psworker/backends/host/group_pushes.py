@@ -22,7 +22,6 @@ from psworker.optim.buffers import leads
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import StateLoad, StepContents
 from psworker.steps.pushes import MemberPushes
-from psworker.steps.sending import incarnations_of_shards
 from psworker.tensors.value_store import Scope
 from psworker.transport.values import PushHeader, PushTrailer
 
@@ -161,7 +160,7 @@ class GroupPushes(MemberPushes):
             header,
             contents,
             placement=self._store.placement,
-            incarnations=incarnations_of_shards(self._session),
+            incarnations=self._session.shards.incarnations,
             loop=self._loop,
         )
         self._lost = LostStart(

@@ -27,7 +27,7 @@ from psworker.steps.overlap.arriving_values import ArrivingValues, ValueWriter
 from psworker.steps.overlap.copier import Copier
 from psworker.steps.overlap.expectation import Expectation
 from psworker.steps.overlap.sent_ahead import SentAhead, Usefulness
-from psworker.steps.sending import Sending, incarnations_of_shards
+from psworker.steps.sending import Sending
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import Scope
 from psworker.transport.values import PushHeader
@@ -98,7 +98,7 @@ class DuringBackward(Sending):
     def begin_ahead(self, header: PushHeader) -> None:
         self._ahead = ahead = SentAhead(
             header,
-            incarnations_of_shards(self.session),
+            self.session.shards.incarnations,
             self._placement,
             self.loop,
             self._copier,
@@ -155,7 +155,7 @@ class DuringBackward(Sending):
         loss_scale = contents.trailer.loss_scale
         is_other = bool(
             ahead.header != header
-            or ahead.incarnations != incarnations_of_shards(self.session)
+            or ahead.incarnations != self.session.shards.incarnations
             or (ahead.encoder and ahead.encoder.loss_scale != loss_scale)
         )
         is_empty = all(tensor is None for tensor in contents.tensors)

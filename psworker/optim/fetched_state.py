@@ -33,14 +33,14 @@ def _looking_first(name: str) -> Any:  # noqa: ANN401, a method of whatever type
     method = getattr(defaultdict, name)
 
     @wraps(method)
-    def looking(self: "ShardState", *arguments: object) -> object:
+    def looking(self: "FetchedState", *arguments: object) -> object:
         self._look()
         return method(self, *arguments)
 
     return looking
 
 
-class ShardState(defaultdict[Any, Any]):
+class FetchedState(defaultdict[Any, Any]):
     """By parameter, as torch's; other keys are the script's own, and stay here."""
 
     def __init__(
