@@ -44,6 +44,7 @@ from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
 from psserver.edge.monotonic import now_ms
 from pswire import failpoints
+from pswire.keepalive import coordinator_keepalive
 from pswire.leased_data import DataReport
 from pswire.membership import (
     CutPurpose,
@@ -56,11 +57,6 @@ from pswire.reasons import ErrorReason, Refusal
 
 TICK_S = 0.05
 """How often time is looked at: the coarsest error of any time-out."""
-
-PAUSE_MS_MAX = 2_000
-"""Between two looks at the time: the machine or this process was stopped. Peers then
-close connections that were not answered for 2.5 s, and are back within a second or
-two, which is longer than the grace for a worker whose own connection broke."""
 
 FAREWELL_S = 3.0
 """How long a coordinator stays after its job has failed, so that also those who come
@@ -136,8 +132,9 @@ class CoordinatorHost:
 
     async def run_clock(self) -> None:
         """Has the core look at the time until cancelled."""
-        # With a short lease this end too gives up streams that were silent for less.
-        pause_ms = min(PAUSE_MS_MAX, self.core.settings.lease_ttl_ms // 2)
+        # After a pause of a ping's time-out between two looks at the time both ends may
+        # have given up streams that nobody had answered; peers are soon back.
+        pause_ms = coordinator_keepalive(self.core.settings.lease_ttl_ms).timeout_ms
         told_ms = now_ms()
         while True:
             await asyncio.sleep(TICK_S)

@@ -21,6 +21,7 @@ from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.limits import DEFAULT_LIMITS
 from psserver.edge.monotonic import now_ms
+from pswire.keepalive import Keepalive
 from pswire.leased_data import DataReport
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Record, WorkerState
@@ -406,7 +407,10 @@ async def test_a_new_coordinator_disowns_the_snapshots_of_the_one_before(
 async def test_after_standing_still_the_coordinator_has_patience(
     host: CoordinatorHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psserver.coordinator.host.coordinator_host.PAUSE_MS_MAX", 100)
+    monkeypatch.setattr(
+        "psserver.coordinator.host.coordinator_host.coordinator_keepalive",
+        lambda _: Keepalive(interval_ms=100, timeout_ms=100),
+    )
     join(host)
     (entry,) = host.core.roster.in_state(WorkerState.JOINING)
     running = asyncio.create_task(host.run_clock())
