@@ -83,15 +83,17 @@ def in_one_process(
 
 
 def train() -> None:
-    """Steps until told to stop; arguments as in `training.py`."""
+    """Steps once told to, until told to stop; arguments as in `training.py`."""
     torch.set_num_threads(1)
     folder, pace_s = Path(sys.argv[2]), float(sys.argv[3])
     model, optimizer = make_training()
     with psworker.connect(
-        connect_timeout_s=20.0, step_timeout_s=30.0, start_timeout_s=40.0
+        connect_timeout_s=60.0, step_timeout_s=60.0, start_timeout_s=90.0
     ) as ps:
         model, optimizer = ps.prepare(model, optimizer, clip_grad_norm=CLIP)
         say("joined", clock=ps.clock, worker_id=ps.worker_id)
+        while not (folder / "begin").exists():
+            time.sleep(0.01)
         sequence = 0
         while not (folder / "stop").exists():
             sequence += 1

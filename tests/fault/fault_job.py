@@ -1,5 +1,6 @@
 """A job of real processes that faults are done to, and what must be true at its end."""
 
+import json
 import re
 import signal
 from collections.abc import Callable
@@ -170,6 +171,10 @@ class FaultJob:
         for name in names:
             self.start_worker(name, failpoint=failpoints.get(name, ""))
 
+    def let_begin(self) -> None:
+        """Has workers step whose script waits for that."""
+        (self._folder / "begin").touch()
+
     # Waiting
 
     def status(self) -> Document:
@@ -211,6 +216,22 @@ class FaultJob:
         self.wait_status(
             lambda status: members_of(status).keys() >= set(names),
             f"{', '.join(names)} to be members",
+        )
+
+    def wait_departed(self, name: str) -> None:
+        """Returns once every shard goes on without a worker, by their histories."""
+
+        def has_departed(path: Path) -> bool:
+            records = [
+                line
+                for line in map(json.loads, path.read_text().splitlines())
+                if line["type"] == "record"
+            ]
+            return name not in {worker_id for worker_id, *_ in records[-1]["members"]}
+
+        wait_until(
+            lambda: all(map(has_departed, self.history.glob("shard-*.jsonl"))),
+            f"shards without {name}",
         )
 
     # Faults

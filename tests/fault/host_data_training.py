@@ -26,7 +26,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(TensorDataset(rows), batch_size=BATCH_SIZE, shuffle=True)
     with psworker.connect(
-        connect_timeout_s=20.0, step_timeout_s=30.0, start_timeout_s=40.0
+        connect_timeout_s=60.0, step_timeout_s=60.0, start_timeout_s=90.0
     ) as ps:
         model, optimizer, loader = ps.prepare(model, optimizer, loader)
         say("joined", worker_id=ps.worker_id)

@@ -81,7 +81,7 @@ def train() -> None:
     model, optimizer = make_model()
     loader = DataLoader(TensorDataset(torch.arange(SAMPLE_COUNT)), shuffle=True)
     ps = psworker.connect(
-        connect_timeout_s=20.0, step_timeout_s=30.0, start_timeout_s=40.0
+        connect_timeout_s=60.0, step_timeout_s=60.0, start_timeout_s=90.0
     )
     marks = Marks(ps, position)
     with ps:

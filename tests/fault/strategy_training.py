@@ -41,7 +41,7 @@ def train() -> None:
     make: Callable[..., psworker.Strategy] = strategy_named(name)
     strategy = make(int(os.environ["EVERY"]), **FURTHER.get(name, {}))
     with psworker.connect(
-        connect_timeout_s=20.0, step_timeout_s=30.0, start_timeout_s=40.0
+        connect_timeout_s=60.0, step_timeout_s=60.0, start_timeout_s=90.0
     ) as ps:
         model, optimizer, loader = ps.prepare(
             model, optimizer, data(), strategy=strategy

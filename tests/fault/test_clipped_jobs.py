@@ -9,6 +9,7 @@ from tests.doubles.promised_numbers import DEVIATION_MAX, NORM_DEVIATION_MAX
 from tests.fault import clipped_training
 from tests.fault.clipped_training import CLIP, PushKey, in_one_process
 from tests.fault.conftest import MakeJob
+from tests.fault.fault_job import PATIENT_S
 
 
 def clocks_of(history: Path) -> list[list[PushKey]]:
@@ -35,8 +36,12 @@ def test_a_job_that_clips_has_the_numbers_of_one_process(
         f"--on-worker-loss={policy}",
         "--min-workers=1",
         script=clipped_training.__file__,
+        lease_s=PATIENT_S,
     ) as job:
         job.start_workers("w0", "w1", "w2", **points)
+        # All of them, so that no one dies before the last one has begun.
+        job.wait_members("w0", "w1", "w2")
+        job.let_begin()
         for name in points:
             job.expect_killed(name)
             if policy == "wait":

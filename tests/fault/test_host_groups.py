@@ -11,7 +11,7 @@ import pytest
 from tests.doubles.children import Child, wait_until
 from tests.fault import host_ledger
 from tests.fault.conftest import SEED, MakeJob
-from tests.fault.fault_job import FaultJob, members_of
+from tests.fault.fault_job import PATIENT_S, FaultJob, members_of
 from tests.fault.host_data_training import BATCH_SIZE, EPOCH_COUNT, SAMPLE_COUNT
 
 SCRIPT: Final = str(Path(__file__).with_name("training.py"))
@@ -70,7 +70,7 @@ def is_same_worker(job: FaultJob) -> bool:
 def test_a_leader_dies_at_any_moment_of_a_step(
     failpoint: str, make_job: MakeJob
 ) -> None:
-    with make_job("--mode=bsp", script=SCRIPT) as job:
+    with make_job("--mode=bsp", script=SCRIPT, lease_s=PATIENT_S) as job:
         start(job, 0, 3, failpoint=failpoint)
         start(job, 1, 3)
         start(job, 2, 3)
@@ -86,7 +86,7 @@ def test_processes_are_killed_and_stopped_one_after_the_other(
     make_job: MakeJob,
 ) -> None:
     draw = random.Random(SEED)
-    with make_job("--mode=bsp", script=SCRIPT) as job:
+    with make_job("--mode=bsp", script=SCRIPT, lease_s=PATIENT_S) as job:
         living = {index: start(job, index, 4) for index in range(4)}
         for child in living.values():
             job.wait_steps(child.name, 2)
@@ -116,7 +116,7 @@ def test_processes_are_killed_and_stopped_one_after_the_other(
 
 
 def test_a_group_of_one_process_after_all_others_have_died(make_job: MakeJob) -> None:
-    with make_job("--mode=bsp", script=SCRIPT) as job:
+    with make_job("--mode=bsp", script=SCRIPT, lease_s=PATIENT_S) as job:
         start(job, 0, 3, failpoint="worker.step=kill@5")
         start(job, 1, 3, failpoint="worker.in_barrier=kill@3")
         start(job, 2, 3)
@@ -139,7 +139,7 @@ def test_a_group_of_one_process_after_all_others_have_died(make_job: MakeJob) ->
 def test_each_sample_counts_once_whoever_is_killed(
     failpoints: tuple[str, str], make_job: MakeJob
 ) -> None:
-    with make_job("--mode=bsp", script=DATA_SCRIPT) as job:
+    with make_job("--mode=bsp", script=DATA_SCRIPT, lease_s=PATIENT_S) as job:
         for index in range(3):
             start(job, index, 3, failpoint=(*failpoints, "")[index])
         for index, failpoint in enumerate(failpoints):
@@ -165,7 +165,7 @@ def test_each_sample_counts_once_whoever_is_killed(
 def test_a_leader_that_comes_too_late_joins_again_and_says_what_became_of_its_push(
     make_job: MakeJob,
 ) -> None:
-    with make_job("--mode=bsp", script=SCRIPT) as job:
+    with make_job("--mode=bsp", script=SCRIPT, lease_s=PATIENT_S) as job:
         job.start_worker("w0")
         job.wait_members("w0")
         start(job, 0, 2)
@@ -194,7 +194,9 @@ def test_a_leader_is_lost_between_the_answers_of_two_shards_in_mode_quorum(
     hit: int, make_job: MakeJob
 ) -> None:
     """One has closed a clock, and the other is never told by whom it was committed."""
-    with make_job("--mode=quorum", "--quorum=1", script=SCRIPT) as job:
+    with make_job(
+        "--mode=quorum", "--quorum=1", script=SCRIPT, lease_s=PATIENT_S
+    ) as job:
         job.start_worker("w0", step_s=0.003)
         start(job, 0, 3, failpoint=f"worker.push_answered=kill@{hit}")
         start(job, 1, 3)

@@ -9,6 +9,7 @@ import torch
 from tests.fault import strategy_training
 from tests.fault.conftest import SEED, MakeJob
 from tests.fault.epochs_training import SAMPLE_COUNT
+from tests.fault.fault_job import PATIENT_S
 
 BSP: Final = ("--mode=bsp",)
 ASP: Final = ("--mode=asp",)
@@ -48,7 +49,9 @@ OFTEN: Final = {"fedavg"}
 def test_workers_that_die_in_a_round_or_its_push(way: str, make_job: MakeJob) -> None:
     draw = random.Random(f"{SEED} {way}")
     every = draw.randint(2, 4)
-    with make_job(*WAYS[way], script=strategy_training.__file__) as job:
+    with make_job(
+        *WAYS[way], script=strategy_training.__file__, lease_s=PATIENT_S
+    ) as job:
         points = {
             name: f"{point}=kill@{draw.randint(1, POINTS[point])}"
             for name, point in zip(

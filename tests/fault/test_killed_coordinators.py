@@ -67,7 +67,7 @@ def test_a_coordinator_that_dies_at_each_moment_of_a_fence(
 
 @pytest.mark.parametrize("mode", ["bsp", "asp"])
 def test_a_coordinator_that_dies_in_a_cut(mode: str, make_job: MakeJob) -> None:
-    with make_job(*MODES[mode]) as job:
+    with make_job(*MODES[mode], lease_s=PATIENT_S) as job:
         job.start_workers("w0", "w1")
         job.wait_members("w0", "w1")
         with (
@@ -96,7 +96,7 @@ def test_a_coordinator_that_dies_in_a_cut(mode: str, make_job: MakeJob) -> None:
 def test_a_coordinator_that_dies_while_it_takes_a_lost_worker_out(
     point: str, make_job: MakeJob
 ) -> None:
-    with make_job("--mode=bsp") as job:
+    with make_job("--mode=bsp", lease_s=PATIENT_S) as job:
         job.start_workers("w0", "w1")
         job.wait_members("w0", "w1")
         job.coordinator.send(signal.SIGKILL)
@@ -110,7 +110,9 @@ def test_a_coordinator_that_dies_while_it_takes_a_lost_worker_out(
 def test_a_coordinator_that_dies_at_each_of_its_writes(make_job: MakeJob) -> None:
     """From the very first one on: registrations, model, records."""
     with make_job(
-        "--mode=bsp", coordinator_failpoint="coordinator.write_durable=kill"
+        "--mode=bsp",
+        coordinator_failpoint="coordinator.write_durable=kill",
+        lease_s=PATIENT_S,
     ) as job:
         job.start_workers("w0", "w1")
         for number in range(1, 8):

@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ WORKERS: Final = ("w0", "w1")
 CLOCKS_OF_EPOCH: Final = SAMPLE_COUNT // BATCH_SIZE // len(WORKERS)
 LAST_CLOCK: Final = EPOCHS * CLOCKS_OF_EPOCH
 
+PACE_S: Final = 0.1
 SCRIPT: Final = str(Path(__file__).with_name("epochs_training.py"))
 GAN: Final = str(Path(__file__).with_name("gan_training.py"))
 
@@ -31,6 +32,7 @@ class WholeJob:
     Attributes:
         lives: Of each start of all, its processes by name.
         killed: Processes that were replaced alone, by name.
+        pace_s: Seconds that a step takes, of workers that are started from now on.
     """
 
     def __init__(
@@ -53,16 +55,29 @@ class WholeJob:
         self._shard_count = 0
         self.lives: list[dict[str, Child]] = []
         self.killed: list[tuple[str, Child]] = []
+        self.pace_s = PACE_S
 
-    def start(self, *, shard_count: int = 2, holds: Sequence[int] = ()) -> None:
-        """Starts everything, by lines that differ in nothing else."""
+    def start(
+        self,
+        *,
+        shard_count: int = 2,
+        holds: Sequence[int] = (),
+        holders: Collection[str] = WORKERS,
+    ) -> None:
+        """Starts everything, by lines that differ in nothing else.
+
+        Args:
+            shard_count: Shards.
+            holds: Clocks at which workers stand still.
+            holders: Which; the others go on as far as they can without them.
+        """
         self.lives.append({})
         self._shard_count = shard_count
         self._start_coordinator()
         for index in range(shard_count):
             self._start_shard(index)
         for name in WORKERS:
-            self._start_worker(name, holds=holds)
+            self._start_worker(name, holds=holds if name in holders else ())
 
     def replace(self, name: str, suffix: str) -> None:
         """SIGKILL of one process, and another by the same lines, under its name.
@@ -139,6 +154,17 @@ class WholeJob:
             f"clock {clock}",
         )
 
+    def wait_told(self, clock: int) -> None:
+        """Returns once all workers have told of a clock."""
+        life = self.lives[-1]
+        self.wait(
+            lambda: all(
+                any(each["clock"] == clock for each in life[name].events("step"))
+                for name in WORKERS
+            ),
+            f"clock {clock} of all",
+        )
+
     def wait_checkpoint(self, above: int = 0, *, file: str = "manifest.json") -> None:
         """Returns once there is a checkpoint of this version, or a newer one.
 
@@ -158,6 +184,10 @@ class WholeJob:
         """Folders of checkpoints that have such a file, oldest first."""
         found = (self._folder / "checkpoints").glob(f"step-*/{file}")
         return sorted(each.parent for each in found)
+
+    def wait_logged(self, text: str) -> None:
+        """Returns once the coordinator has said something."""
+        self.wait(lambda: text in self.log("coordinator"), text)
 
     def wait_held(self, count: int = 1) -> None:
         """Returns once all workers stand still, for this time."""
@@ -208,7 +238,7 @@ class WholeJob:
             *("-m", "psserver", "coordinator", f"--listen={self._address}"),
             *(f"--shards={self._shard_count}", f"--min-workers={len(WORKERS)}"),
             *(f"--state-dir={self._folder / 'state' / 'coordinator'}", "--seed=5"),
-            *(f"--checkpoint-dir={self._folder / 'checkpoints'}", "--lease-ttl=2"),
+            *(f"--checkpoint-dir={self._folder / 'checkpoints'}", "--lease-ttl=10"),
             f"--checkpoint-every={self._every_steps}steps",
             *self._options,
         )
@@ -226,7 +256,7 @@ class WholeJob:
     ) -> None:
         self._start(
             f"{name}{suffix}",
-            *(self._script, str(self._epochs), "0.1"),
+            *(self._script, str(self._epochs), str(self.pace_s)),
             *(self._schedule, *map(str, holds)),
             PS_COORDINATOR=self._address,
             PS_WORKER_ID=name,
@@ -292,13 +322,12 @@ def test_a_job_killed_three_times_ends_as_if_nothing_had_happened(
     with WholeJob(
         nursery, tmp_path / "killed", schedule=schedule, every_steps=len(WORKERS)
     ) as job:
-        job.start()
-        job.wait_checkpoint()
-        job.wait_clock(CLOCKS_OF_EPOCH - 1)
-        job.kill()
-        job.start()
-        job.wait_clock(CLOCKS_OF_EPOCH + 3)
-        job.kill()
+        # With one worker's push of the next clock there or on its way.
+        for clock in (CLOCKS_OF_EPOCH - 1, CLOCKS_OF_EPOCH + 3):
+            job.start(holds=[clock], holders=("w0",))
+            job.wait_told(clock)
+            job.wait_checkpoint()
+            job.kill()
         job.lose_state()
         end_of_epoch = 3 * CLOCKS_OF_EPOCH
         job.start(shard_count=3, holds=[end_of_epoch])
@@ -330,10 +359,14 @@ def test_a_gan_goes_on_from_between_two_batches(
         nursery, tmp_path / "killed", every_steps=len(WORKERS), script=GAN, epochs=2
     ) as job:
         for clock in (5, 13):
+            # Slowly, so that it does not end before it is killed. It can't be held: a
+            # cut waits for who may step again on its batch.
+            job.pace_s = 0.8
             job.start()
             job.wait_checkpoint()
             job.wait_clock(clock)
             job.kill()
+        job.pace_s = PACE_S
         job.start()
         ends = job.ends()
         bases = [job.joined(number)["clock"] for number in (1, 2)]
@@ -403,7 +436,7 @@ def test_every_sample_is_seen_once_though_fast_workers_get_more(
     nursery: Nursery, tmp_path: Path, mode: str
 ) -> None:
     with WholeJob(nursery, tmp_path, f"--mode={mode}") as job:
-        job.start()
+        job.start(holds=[CLOCKS_OF_EPOCH + 2], holders=("w0",))
         job.wait_checkpoint()
         job.wait_clock(CLOCKS_OF_EPOCH + 2)
         job.kill()
@@ -443,6 +476,8 @@ def test_a_job_whose_shard_is_killed_goes_on_in_the_same_processes(
         job.wait_held(2)
         job.wait_checkpoint(2 * first)
         job.replace_shard(1)
+        # Until then steps may still do without that shard, which may have no chunk.
+        job.wait_logged("the job returns to checkpoint")
         job.go_on()
         for count in (3, 4):  # at both clocks again
             job.wait_held(count)
@@ -471,6 +506,9 @@ def test_a_job_whose_coordinators_state_is_damaged_is_formed_in_the_same_process
         job.go_on()
         job.wait_held(2)
         said = job.damage_state()
+        # Until then the shards go on with what they have.
+        for index in range(2):
+            job.wait_logged(f"shard {index} registered")
         job.go_on()
         for count in (3, 4):  # at both clocks again
             job.wait_held(count)
@@ -515,7 +553,7 @@ def test_local_starts_a_killed_shard_again(nursery: Nursery, tmp_path: Path) -> 
         "local",
         *("-m", "psserver", "local", "--shards=2", f"--listen={address}"),
         *(f"--state-dir={tmp_path / 'state'}", "--checkpoint-every=4steps"),
-        *(f"--checkpoint-dir={tmp_path / 'checkpoints'}", "--lease-ttl=2"),
+        *(f"--checkpoint-dir={tmp_path / 'checkpoints'}", "--lease-ttl=10"),
         folder=tmp_path,
         environment={},
     )

@@ -16,7 +16,10 @@ LONGER_LEASE_S: Final = 5.0
 """For whoever must keep its place: a coordinator gives up who is silent for a third of
 a lease, and for that of a shorter one a busy machine may give a process no time."""
 
-SHORT_S: Final = LONGER_LEASE_S / 4
+SHORT_S: Final = 0.5
+"""A third of a ping's time-out, so that it is still short of it and of the grace to
+reconnect if all machines of the job stand still as well, for less than that time-out:
+of more the coordinator knows."""
 
 
 def wait_rejoined(job: FaultJob, name: str) -> None:
@@ -80,7 +83,7 @@ def test_whoever_stands_still_shorter_than_the_lease_keeps_its_place(
             child.wait_stopped()
             time.sleep(SHORT_S)  # as long as it stands still: there is nothing to see
             child.send(signal.SIGCONT)
-            job.fault("SIGSTOP for a quarter of the lease")
+            job.fault("SIGSTOP for a tenth of the lease")
             job.wait_steps("w0", 3)
         status = job.status()
         assert status["evicted_count"] == 0

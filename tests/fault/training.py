@@ -57,7 +57,7 @@ def train() -> None:
     position, folder, pace_s = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
     model, optimizer = make_model()
     with psworker.connect(
-        connect_timeout_s=20.0, step_timeout_s=30.0, start_timeout_s=40.0
+        connect_timeout_s=60.0, step_timeout_s=60.0, start_timeout_s=90.0
     ) as ps:
         model, optimizer = ps.prepare(model, optimizer)
         say("joined", clock=ps.clock, worker_id=ps.worker_id)

@@ -59,7 +59,7 @@ def train(folder: str) -> None:
     loader = DataLoader(
         data, sampler=sampler, batch_size=SAMPLE_COUNT // STEP_COUNT // 2
     )
-    ps = psworker.connect(step_timeout_s=40, start_timeout_s=40)
+    ps = psworker.connect(connect_timeout_s=60, step_timeout_s=60, start_timeout_s=60)
     given = (model, optimizer, loader, StepLR(optimizer, 4))
     model, optimizer, loader, scheduler = ps.prepare(*given, clip_grad_norm=CLIP_NORM)
     assert model is given[0]
@@ -99,7 +99,7 @@ def split_in_group(ps: psworker.WorkerConnection) -> None:
 def fail(_: str) -> None:
     """Steps until the job ends."""
     model = DistributedDataParallel(new_model(seed=0))
-    ps = psworker.connect(step_timeout_s=40, start_timeout_s=40)
+    ps = psworker.connect(connect_timeout_s=60, step_timeout_s=60, start_timeout_s=60)
     wrapped, optimizer = ps.prepare(model, new_optimizer(model))
     try:
         while True:
@@ -115,7 +115,7 @@ def fail(_: str) -> None:
 def lose(_: str) -> None:
     """Steps until the leader is killed, which a failpoint does."""
     model = DistributedDataParallel(new_model(seed=0))
-    ps = psworker.connect(step_timeout_s=40, start_timeout_s=40)
+    ps = psworker.connect(connect_timeout_s=60, step_timeout_s=60, start_timeout_s=60)
     print("connected", flush=True)
     wrapped, optimizer = ps.prepare(model, new_optimizer(model))
     while True:
@@ -126,7 +126,9 @@ def lose(_: str) -> None:
 def plain(_: str) -> None:
     """Without a wrapped model: each process is a worker."""
     model = new_model(seed=0)
-    with psworker.connect(step_timeout_s=40, start_timeout_s=40) as ps:
+    with psworker.connect(
+        connect_timeout_s=60, step_timeout_s=60, start_timeout_s=60
+    ) as ps:
         try:
             split_in_group(ps)
         except psworker.ConfigurationError as error:

@@ -554,7 +554,7 @@ def connect(
 ) -> psworker.Connection:
     """A worker's connection, with limits that make a hang a failure."""
     limits: dict[str, Any] = dict.fromkeys(
-        ("step_timeout_s", "start_timeout_s"), WAIT_TIMEOUT_S
+        ("connect_timeout_s", "step_timeout_s", "start_timeout_s"), WAIT_TIMEOUT_S
     )
     limits |= settings
     return psworker.connect(address or job.address, worker_id, **limits)
@@ -564,6 +564,18 @@ def worker_behind(ps: psworker.Connection) -> WorkerOfJob:
     """What of a connection to a job is not public."""
     assert isinstance(ps._backend, WorkerOfJob)
     return ps._backend
+
+
+@contextmanager
+def short_steps(ps: psworker.Connection, timeout_s: float) -> Iterator[None]:
+    """Limits the steps that are to run out of time, and none before or after them."""
+    stepper = worker_behind(ps)._stepper
+    assert stepper is not None, "it is prepared"
+    with (
+        mock.patch.object(stepper, "_timeout_s", timeout_s),
+        mock.patch.object(stepper._states, "_timeout_s", timeout_s),
+    ):
+        yield
 
 
 def key(worker_id: str, incarnation: int = 1) -> WorkerKey:

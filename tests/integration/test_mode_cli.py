@@ -38,7 +38,10 @@ def wait_told(job: Job, version: int) -> list[ShardStanding]:
     slots = job.coordinator.core.shards.slots
     assert job.run(
         job.coordinator.changes.wait_until(
-            lambda: all(slot.standing.version == version for slot in slots),
+            lambda: all(
+                slot.standing.version == version and not slot.standing.queued_push_count
+                for slot in slots
+            ),
             WAIT_TIMEOUT_S / 2,
         )
     )

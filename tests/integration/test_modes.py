@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import psworker
 from pswire.membership import Mode, ModeTerms, StepAtomicity
 from psworker.connection import Connection
-from tests.integration.job import Crew, Job, connect
+from tests.integration.job import Crew, Job, connect, short_steps
 from tests.integration.ones_worker import Worker, run_all
 
 BOUND: Final = 2
@@ -36,7 +36,7 @@ def two_workers(job: Job) -> list[Worker]:
 
 def set_mode(job: Job, mode: Mode, bound: int = 0) -> None:
     """As `psctl mode` does."""
-    record = job.run(job.coordinator.set_mode(ModeTerms(mode, bound), timeout_s=10))
+    record = job.run(job.coordinator.set_mode(ModeTerms(mode, bound), timeout_s=30))
     assert record.mode is mode
 
 
@@ -90,11 +90,12 @@ def test_a_wait_for_the_slowest_names_it_with_what_it_does(
     monkeypatch.setattr("psserver.shard.rpc.parameter_service.WAITING_INTERVAL_MS", 200)
     with Job(tmp_path, workers_min=2, mode=Mode.SSP, staleness_bound=0) as job:
         with ThreadPoolExecutor(2) as pool:
-            fast, slow = pool.map(
-                lambda name: Worker.of(job, name, step_timeout_s=6), ("w0", "w1")
-            )
+            fast, slow = pool.map(lambda name: Worker.of(job, name), ("w0", "w1"))
         with fast.ps, slow.ps:
-            with pytest.raises(psworker.StepTimeoutError) as caught:
+            with (
+                short_steps(fast.ps, 6),
+                pytest.raises(psworker.StepTimeoutError) as caught,
+            ):
                 fast.step()
             slow_result = threading.Thread(target=slow.step)
             slow_result.start()

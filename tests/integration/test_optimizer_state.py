@@ -18,7 +18,14 @@ from pswire.optimizer_classes import class_named
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import FaultProxy
 from tests.doubles.promised_numbers import DEVIATION_MAX
-from tests.integration.job import Crew, Job, connect, deviation, run_workers
+from tests.integration.job import (
+    Crew,
+    Job,
+    connect,
+    deviation,
+    run_workers,
+    short_steps,
+)
 from tests.integration.one_process import (
     Prepare,
     as_given,
@@ -325,12 +332,12 @@ def test_state_loaded_after_a_step_that_was_late_goes_with_the_next(
 
     with (
         Job(tmp_path, workers_min=2) as job,
-        connect(job, "w0", step_timeout_s=4) as first,
+        connect(job, "w0") as first,
         connect(job, "w1") as second,
     ):
         joining = {"w0": lambda _: prepared(first), "w1": lambda _: prepared(second)}
         mine, other = run_workers(joining).values()
-        with pytest.raises(psworker.StepTimeoutError):
+        with short_steps(first, 2), pytest.raises(psworker.StepTimeoutError):
             train(*mine, 0, range(1))
         train(*other, 1, range(1))
         if settled_by == "state_dict":
@@ -359,23 +366,25 @@ def test_a_wait_for_state_ends_with_who_is_late(tmp_path: Path) -> None:
 
     with (
         Job(tmp_path, workers_min=2) as job,
-        connect(job, "w0", step_timeout_s=3) as first,
+        connect(job, "w0") as first,
         connect(job, "w1") as second,
     ):
         joining = {"w0": lambda _: prepared(first), "w1": lambda _: prepared(second)}
         states = run_workers(joining)["w0"]._steps._states
         # As a shard tells it, which takes it an interval.
         with (
+            short_steps(first, 4),
             mock.patch(f"{READINESS}.WAITING_INTERVAL_MS", 100),
             pytest.raises(psworker.WaitTimeoutError) as caught,
         ):
             states.pull("optimizer", 1)
         # That they are alive a shard hears with its next report.
         assert str(caught.value).replace("alive, ", "") == (
-            "the state of optimizer at clock 1 was not there within 3 s: waiting for "
+            "the state of optimizer at clock 1 was not there within 4 s: waiting for "
             "clock 1 to be complete: w0 (no push yet), w1 (no push yet)"
         )
         with (
+            short_steps(first, 1),
             mock.patch(f"{READINESS}.WAITING_INTERVAL_MS", 100),
             pytest.raises(psworker.WaitTimeoutError, match=r"^the settings of opti"),
         ):
@@ -393,13 +402,16 @@ def test_state_that_a_shard_does_not_take_in_time_is_told_by_its_step(
             return parse_address(proxies[0].address)
 
         job = stack.enter_context(Job(tmp_path, advertise={1: through_proxy}))
-        ps = stack.enter_context(connect(job, "w0", step_timeout_s=6))
+        ps = stack.enter_context(connect(job, "w0"))
         model = small_model()
         model, optimizer = ps.prepare(model, adam(model))
         train(model, optimizer, None, range(1))
         optimizer.load_state_dict(optimizer.state_dict())
         proxies[0].refuse()
-        with pytest.raises(psworker.StepTimeoutError) as caught:
+        with (
+            short_steps(ps, 4),
+            pytest.raises(psworker.StepTimeoutError) as caught,
+        ):
             train(model, optimizer, None, range(1, 2))
         proxies[0].heal()
         optimizer.step()
@@ -408,7 +420,7 @@ def test_state_that_a_shard_does_not_take_in_time_is_told_by_its_step(
 
     text = str(caught.value)
     assert text.startswith(
-        "the shards have not taken the state loaded into optimizer within 6 s: shard 1 "
+        "the shards have not taken the state loaded into optimizer within 4 s: shard 1 "
         f"at {proxies[0].address}"
     )
     assert text.endswith("; step() again sends it again")

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
 from pswire.membership import Mode, StepAtomicity, WorkerState
+from tests.doubles.children import wait_until
 from tests.integration.job import Job, connect
 
 CANCELLED = "RPC cancelled"
@@ -101,4 +102,7 @@ def test_who_does_not_leave_is_heard_to_go(
         train(ps, 3)
         ps.__exit__(RuntimeError, RuntimeError("as the test wants it"), None)
         job.wait_workers(1, WorkerState.SUSPECT, WorkerState.LOST)
-        assert any("WatchWorker" in text for text in texts_of(cancelled))
+        wait_until(
+            lambda: any("WatchWorker" in text for text in texts_of(cancelled)),
+            "word of the watch",
+        )

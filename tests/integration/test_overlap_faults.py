@@ -16,7 +16,15 @@ import psworker
 from pswire.addresses import Address, parse_address
 from pswire.membership import Mode, ModeTerms
 from tests.doubles.fault_proxy import DOWN, UP, FaultProxy
-from tests.integration.job import Crew, Job, connect, evict, run_workers, worker_behind
+from tests.integration.job import (
+    Crew,
+    Job,
+    connect,
+    evict,
+    run_workers,
+    short_steps,
+    worker_behind,
+)
 
 SEED: Final = 20261130
 ELEMENT_COUNT: Final = 200_000
@@ -71,13 +79,14 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 def test_a_step_that_returned_surfaces_its_error_later_and_goes_on(job: Job) -> None:
     other = Worker(job, "w1")
-    worker = Worker(job, "w0", step_timeout_s=2)
+    worker = Worker(job, "w0")
     with other.ps, worker.ps:
-        worker.step()  # returns though the other has not pushed
-        with pytest.raises(psworker.StepTimeoutError, match="the step to clock 1 was"):
-            worker.ps.wait()
-        with pytest.raises(psworker.StepTimeoutError, match=r"step\(\) again"):
-            worker.model()
+        with short_steps(worker.ps, 2):
+            worker.step()  # returns though the other has not pushed
+            with pytest.raises(psworker.StepTimeoutError, match="step to clock 1 was"):
+                worker.ps.wait()
+            with pytest.raises(psworker.StepTimeoutError, match=r"step\(\) again"):
+                worker.model()
 
         other.step()
 
@@ -219,7 +228,7 @@ def test_a_mode_that_changes_under_way(tmp_path: Path) -> None:
                     if worker_id == "w0" and step % 10 == 5:
                         mode = [Mode.ASP, Mode.SSP, Mode.BSP][step // 10]
                         change = job.coordinator.set_mode(
-                            ModeTerms(mode, 2), timeout_s=10
+                            ModeTerms(mode, 2), timeout_s=30
                         )
                         job.run(change)
                     worker.step()

@@ -12,19 +12,21 @@ from torch import nn
 
 import psworker
 from pswire.exit_codes import ExitCode
-from tests.doubles.children import Nursery
+from tests.doubles.children import Nursery, wait_until
 from tests.doubles.free_addresses import free_address
 from tests.doubles.job_tokens import JobTokens
 from tests.integration.job import Job, connect, run_workers
 from tests.integration.processes import Processes
 
-STOP_TIMEOUT_S: Final = 20.0
+STOP_TIMEOUT_S: Final = 45.0
 
 WORKER: Final = """
 import sys, torch, psworker
 model = torch.nn.Linear(3, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with psworker.connect(step_timeout_s=30, start_timeout_s=40) as ps:
+with psworker.connect(
+    connect_timeout_s=60, step_timeout_s=60, start_timeout_s=60
+) as ps:
     model, optimizer = ps.prepare(model, optimizer)
     for step in range(int(sys.argv[1])):
         optimizer.zero_grad()
@@ -37,6 +39,7 @@ with psworker.connect(step_timeout_s=30, start_timeout_s=40) as ps:
 def test_the_order_of_starting_is_free_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
     """Worker first, coordinator last: everybody waits, and says for whom."""
     coordinator = free_address()
+    waiting = f"waiting for the coordinator at {coordinator}"
     script = tmp_path / "train.py"
     script.write_text(WORKER)
     with Processes(tmp_path) as processes:
@@ -50,6 +53,11 @@ def test_the_order_of_starting_is_free_and_sigterm_ends_cleanly(tmp_path: Path) 
                 f"shard-{index}", "shard", f"--coordinator={coordinator}"
             )
             assert processes.address(f"shard-{index}")
+        for name in ("worker", "shard-0"):
+            wait_until(
+                lambda name=name: waiting in processes.log(name),  # type: ignore[misc]
+                f"{name} to wait",
+            )
         processes.start_daemon(
             "coordinator", "coordinator", f"--listen={coordinator}", "--shards=2"
         )
@@ -58,19 +66,11 @@ def test_the_order_of_starting_is_free_and_sigterm_ends_cleanly(tmp_path: Path) 
             f"clock {clock}" for clock in (1, 2, 3)
         ]
         assert processes.code("worker") == ExitCode.DONE
-        assert f"waiting for the coordinator at {coordinator}" in processes.log(
-            "worker"
-        )
         assert "without ever connecting" not in processes.log("worker")
-        assert f"waiting for the coordinator at {coordinator}" in processes.log(
-            "shard-0"
-        )
-        began = time.monotonic()
         for name in ("coordinator", "shard-0", "shard-1"):
             processes.send(name, signal.SIGTERM)
         for name in ("coordinator", "shard-0", "shard-1"):
-            assert processes.code(name) == ExitCode.DONE
-        assert time.monotonic() - began < STOP_TIMEOUT_S
+            assert processes.code(name, STOP_TIMEOUT_S) == ExitCode.DONE
         assert "Traceback" not in processes.logs()
 
 
@@ -141,9 +141,9 @@ def test_a_killed_worker_is_evicted_in_seconds_and_the_others_go_on(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(WORKER)
-    # Without the end of its connection it would be noticed after the lease.
+    # Without the end of its connection it would be noticed after the lease at best.
     with (
-        Job(tmp_path, lease_ttl_ms=30_000, sockets=True) as job,
+        Job(tmp_path, lease_ttl_ms=120_000, sockets=True) as job,
         Processes(tmp_path, nursery) as processes,
     ):
         processes.start(
@@ -172,7 +172,7 @@ def test_a_killed_worker_is_evicted_in_seconds_and_the_others_go_on(
                 return time.monotonic() - began
 
         waited_s = run_workers({"w0": work})["w0"]
-        assert waited_s < 15, "a SIGKILL is noticed in about a second"
+        assert waited_s < 60, "a SIGKILL is noticed in about a second"
         assert job.ask(lambda: job.coordinator.core.roster.present("doomed")) is None
 
 
@@ -205,7 +205,7 @@ def test_a_local_job_that_is_stopped_has_not_failed(
     with Processes(tmp_path, nursery, launches=True) as processes:
         processes.start_daemon(
             "local",
-            *("local", "--listen=127.0.0.1:0", "--shards=2", "--lease-ttl=1"),
+            *("local", "--listen=127.0.0.1:0", "--shards=2", "--lease-ttl=5"),
             *(f"--tokens={tokens.store}", f"--token-file={tokens.path('shard')}"),
         )
         coordinator = processes.address("local")

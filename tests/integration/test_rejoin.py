@@ -325,7 +325,7 @@ SCRIPT: Final = """
 import torch, psworker
 from torch import nn
 
-ps = psworker.connect(step_timeout_s=60)
+ps = psworker.connect(connect_timeout_s=60, step_timeout_s=60)
 model = nn.ParameterList([torch.zeros(8), torch.zeros(8)])
 model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
 print("ready", flush=True)
@@ -393,7 +393,7 @@ import os, pathlib, sys, torch, psworker
 from torch import nn
 
 marker = pathlib.Path(sys.argv[1])
-ps = psworker.connect(step_timeout_s=60)
+ps = psworker.connect(connect_timeout_s=60, step_timeout_s=60)
 model = nn.ParameterList([torch.zeros(8), torch.zeros(8)])
 model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
 print(ps.worker_id, ps.clock, flush=True)

@@ -22,7 +22,9 @@ data = TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
 model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 loader = DataLoader(data, batch_size=4, shuffle=True)
-with psworker.connect(step_timeout_s=60, start_timeout_s=60) as ps:
+with psworker.connect(
+    connect_timeout_s=60, step_timeout_s=60, start_timeout_s=60
+) as ps:
     model, optimizer, loader = ps.prepare(model, optimizer, loader)
     for epoch in range(3):
         for x, y in loader:

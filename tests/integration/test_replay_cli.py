@@ -74,7 +74,8 @@ def test_a_shard_that_was_killed_is_replayed_to_what_it_had_applied(
         assert (killed["difference"], killed["damage"]) == ("", "")
         # Each push that a worker has said is in it, and what each had under way.
         assert acknowledged <= killed["version"] <= acknowledged + 2
-        outcomes = [row["outcome"] for row in found["pushes"]]
+        # But for one that stood still on its way.
+        outcomes = [row["outcome"] for row in found["pushes"] if row["outcome"]]
         assert outcomes[:PUSH_COUNT] == ["applied"] * PUSH_COUNT
 
         same = min(killed["version"], other["version"])

@@ -238,7 +238,7 @@ def test_from_a_store_that_fails_it_has_the_same_bits(
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.setenv(name, "any")
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        options = {"read_timeout": 0.5, "retries": {"max_attempts": 0}}
+        options = {"read_timeout": 2.0, "retries": {"max_attempts": 0}}
         monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": options})
         s3fs.S3FileSystem.clear_instance_cache()
         server.fail("PUT", MANIFEST, Fault.ANSWER_LOST)

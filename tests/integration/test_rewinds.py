@@ -21,7 +21,7 @@ from pswire.torch_types import bytes_of
 from tests.integration.host_processes import run_group
 from tests.integration.job import Crew, Job, connect
 from tests.integration.test_checkpoints import job_in, save
-from tests.integration.test_registered_state import Counts
+from tests.integration.test_registered_state import Counts, crew_waits
 
 BATCH_SIZE = 4
 STEPS_OF_EPOCH = 5
@@ -122,6 +122,8 @@ def test_a_job_that_loses_a_shard_ends_as_if_it_had_not(
             done.add((worker_id, step))
             if step == saved_at:
                 saving.append(saver.submit(save, job))
+                # It is cut before the next step.
+                assert crew_waits(job)
             elif step == lost_at:
                 saving[0].result(30)
                 job.replace_shard(1)

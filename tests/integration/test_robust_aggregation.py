@@ -24,6 +24,9 @@ WORKERS: Final = tuple(f"w{index}" for index in range(7))
 BAD: Final = ("w0", "w3")
 """The longest worker, whose settings count in other jobs, and another one."""
 
+LATE: Final = "w1"
+"""In a job with backup workers, each time."""
+
 
 @dataclass(frozen=True)
 class Digits:
@@ -91,6 +94,7 @@ def train(
     attack: Attack | None = None,
     weight: float = 32,
     step_count: int = 15,
+    before_step: Callable[[int], None] = lambda _: None,
     **options: Any,  # noqa: ANN401
 ) -> tuple[nn.Module, list[psworker.PushResult]]:
     model = new_model()
@@ -105,6 +109,7 @@ def train(
             nn.functional.cross_entropy(model(inputs), labels).backward()
             if attack is not None:
                 attack(model, optimizer)
+            before_step(step + 1)
             optimizer.step(weight=weight)
             assert ps.last_push is not None
             results.append(ps.last_push)
@@ -186,12 +191,23 @@ def test_backup_workers_choose_before_the_rule_does(tmp_path: Path) -> None:
         step_atomicity=StepAtomicity.CLOCK,
     ) as job:
 
-        def work(worker_id: str) -> nn.Module:
-            attack = sign_flip if worker_id in BAD else None
-            return train(job, worker_id, attack=attack)[0]
+        def is_over(clock: int) -> None:
+            for host in job.shards:
+                clocks = host.model.core.clocks
+                is_so = host.changes.wait_until(
+                    lambda clocks=clocks: clocks.applied_clock >= clock,  # type: ignore[misc]
+                    WAIT_TIMEOUT_S / 2,
+                )
+                assert job.run(is_so)
 
-        model = run_workers(dict.fromkeys(WORKERS, work))["w6"]
-    assert DIGITS.accuracy(model.eval()) > 0.5, "which worker is left out goes by time"
+        def work(worker_id: str) -> tuple[nn.Module, list[psworker.PushResult]]:
+            if worker_id == LATE:
+                return train(job, worker_id, before_step=is_over)
+            return train(job, worker_id, attack=sign_flip if worker_id in BAD else None)
+
+        results = run_workers(dict.fromkeys(WORKERS, work))
+    assert {each.outcome for each in results[LATE][1]} == {"dropped"}
+    assert DIGITS.accuracy(results["w6"][0].eval()) > 0.7
 
 
 def test_two_runs_have_the_same_bits(tmp_path: Path) -> None:

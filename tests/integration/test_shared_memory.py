@@ -32,10 +32,10 @@ from pswire.v1 import (
 )
 from psworker.transport import shard_segments
 from psworker.transport.shard_segments import ShardSegments
-from tests.doubles.children import Nursery, wait_until
+from tests.doubles.children import Nursery
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import FaultProxy
-from tests.integration.job import Job, connect, key, run_workers
+from tests.integration.job import WAIT_TIMEOUT_S, Job, connect, key, run_workers
 from tests.integration.ones_worker import Worker, run_all
 from tests.integration.processes import Processes
 
@@ -151,8 +151,7 @@ def test_the_numbers_are_those_of_messages(
             )
             results.append(found["w0"])
             chunk_count = job.ask(lambda: len(job.shards[0].model.placement.chunks))
-            sharing = job.ask(lambda: [host.members.sharing for host in job.shards])
-            assert sharing == [[], []]  # all have left
+            wait_shared(job, set())  # all have left
         if shares_memory:
             assert len(references) >= (chunk_count - 1) * STEP_COUNT * worker_count // 2
             assert all(references)
@@ -256,7 +255,7 @@ def wait_shared(job: Job, wanted: set[WorkerKey]) -> None:
         reached = job.run(
             host.changes.wait_until(
                 lambda host=host: set(host.members.sharing) == wanted,  # type: ignore[misc]
-                10.0,
+                WAIT_TIMEOUT_S / 2,
             )
         )
         assert reached, host.members.sharing
@@ -456,7 +455,9 @@ WORKER: Final = """
 import os, sys, torch, psworker
 model = torch.nn.ParameterList([torch.zeros(1_000_000)])
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-with psworker.connect(step_timeout_s=30, start_timeout_s=40) as ps:
+with psworker.connect(
+    connect_timeout_s=60, step_timeout_s=60, start_timeout_s=60
+) as ps:
     model, optimizer = ps.prepare(model, optimizer)
     maps = open("/proc/self/maps").read()
     print(os.getpid(), maps.count("memfd:paramserver-"), flush=True)
@@ -468,9 +469,10 @@ with psworker.connect(step_timeout_s=30, start_timeout_s=40) as ps:
 """
 
 
-def wait_gone(names: set[str]) -> None:
-    """Returns once none is left: those of other tests go, as their loaders end."""
-    wait_until(lambda: not names & set(os.listdir("/dev/shm")), f"the end of {names}")
+def assert_nothing_has_a_name(processes: Processes) -> None:
+    """Memory without a name ends with the last process that has it."""
+    for name, pid in processes.pids().items():
+        assert "/dev/shm/" not in Path(f"/proc/{pid}/maps").read_text(), name
 
 
 def test_nothing_is_left_of_processes_that_are_killed(
@@ -478,11 +480,10 @@ def test_nothing_is_left_of_processes_that_are_killed(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(WORKER)
-    before = set(os.listdir("/dev/shm"))
     with Processes(tmp_path, nursery) as processes:
         processes.start_daemon(
             "coordinator",
-            *("coordinator", "--listen=127.0.0.1:0", "--shards=1", "--lease-ttl=2"),
+            *("coordinator", "--listen=127.0.0.1:0", "--shards=1"),
         )
         address = processes.address("coordinator")
         processes.start_daemon(
@@ -494,6 +495,7 @@ def test_nothing_is_left_of_processes_that_are_killed(
         for name in ("w0", "w1"):
             assert processes.line(name).split()[1] == "2"
             processes.line(name)
+        assert_nothing_has_a_name(processes)
 
         processes.send("w1", signal.SIGKILL)
         processes.code("w1")
@@ -501,8 +503,6 @@ def test_nothing_is_left_of_processes_that_are_killed(
         clock = int(processes.line("w0").split()[1])
         while int(processes.line("w0").split()[1]) < clock + 20:
             pass  # goes on without
-        wait_gone(set(os.listdir("/dev/shm")) - before)
         processes.send("shard", signal.SIGKILL)
         processes.code("shard")
-        wait_gone(set(os.listdir("/dev/shm")) - before)
         assert not re.search(r"SIGBUS|Bus error|Segmentation", processes.logs())

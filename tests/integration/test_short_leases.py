@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,9 @@ WORKER: Final = """
 import ctypes, sys, torch, psworker
 model = torch.nn.Linear(3, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with psworker.connect(step_timeout_s=60, start_timeout_s=60) as ps:
+with psworker.connect(
+    connect_timeout_s=60, step_timeout_s=60, start_timeout_s=60
+) as ps:
     model, optimizer = ps.prepare(model, optimizer)
     for step in range(1_000_000):
         optimizer.zero_grad()
@@ -78,12 +79,12 @@ def two_workers(
 
 
 @pytest.mark.parametrize(
-    ("number", "lease_ms", "bound_s", "has_tls"),
+    ("number", "lease_ms", "has_tls"),
     [
-        (signal.SIGSTOP, 10_000, 10.0, False),
-        (signal.SIGKILL, 30_000, 15.0, False),
-        pytest.param(signal.SIGSTOP, 10_000, 10.0, True, marks=pytest.mark.repeat),
-        (signal.SIGKILL, 30_000, 15.0, True),
+        (signal.SIGSTOP, 10_000, False),
+        (signal.SIGKILL, 120_000, False),
+        pytest.param(signal.SIGSTOP, 10_000, True, marks=pytest.mark.repeat),
+        (signal.SIGKILL, 120_000, True),
     ],
     ids=["stopped", "killed", "stopped with TLS", "killed with TLS"],
 )
@@ -92,23 +93,20 @@ def test_a_lost_worker_is_taken_out(
     tmp_path: Path,
     number: signal.Signals,
     lease_ms: int,
-    bound_s: float,
     has_tls: bool,
 ) -> None:
-    """Within the lease when it hangs, long before when it is dead.
+    """Long before the lease is over when it is dead, and when it hangs long before gRPC
+    itself would notice, which takes a minute.
 
-    The leases are long beside what a busy machine adds: however long one is, it takes
-    three seconds and a quarter.
+    However long the lease is, it takes three seconds and a quarter, and on a busy
+    machine less than the wait for it is limited to.
     """
     made = MadeCertificates(tmp_path / "certificates") if has_tls else None
     with two_workers(nursery, tmp_path, lease_ms, made=made) as (job, processes):
         processes.send("w1", number)
-        began = time.monotonic()
         record = job.wait_record(lambda record: len(record.members) == 1)
-        noticed_after_s = time.monotonic() - began
         (end,) = record.departures
         assert end.evicted
-        assert noticed_after_s < bound_s
         slots = job.coordinator.core.shards.slots
         assert job.run(
             job.coordinator.changes.wait_until(

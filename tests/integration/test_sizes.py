@@ -146,7 +146,10 @@ def test_a_tensor_of_more_than_256_mib(tmp_path: Path) -> None:
     model = Parameters(large=torch.zeros(element_count))
     assert element_count * 4 > 256 << 20
 
-    with Job(tmp_path, shard_count=2, sockets=True) as job, connect(job, "w0") as ps:
+    with (
+        Job(tmp_path, shard_count=2, sockets=True) as job,
+        connect(job, "w0", step_timeout_s=120.0, start_timeout_s=120.0) as ps,
+    ):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         model, optimizer = ps.prepare(model, optimizer)
         model.large.grad = torch.arange(element_count, dtype=torch.float32)

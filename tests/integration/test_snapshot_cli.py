@@ -85,7 +85,7 @@ def test_a_version_that_does_not_come_is_exit_code_75(
     out = tmp_path / "model.safetensors"
     done = running.psctl(
         *("snapshot", "get", "--out", str(out), "--json"),
-        *("--newer-than", "3", "--timeout", "0.5"),
+        *("--newer-than", "3", "--timeout", "4"),
     )
     assert done.returncode == 75
     assert done.stdout == ""

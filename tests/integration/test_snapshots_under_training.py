@@ -56,19 +56,25 @@ def test_two_hundred_snapshots_of_fast_training(tmp_path: Path) -> None:
         with Crew(works) as crew, psworker.SnapshotReader(job.address) as reader:
             try:
                 job.wait_pushed("w0", 1)
-                snapshots = [reader.latest(timeout=10) for _ in range(SNAPSHOT_COUNT)]
+                snapshots = [reader.latest(timeout=30)]
+                while len(snapshots) < SNAPSHOT_COUNT:
+                    # Now and then one that trainers must have made a step for.
+                    is_newer = len(snapshots) % 5 == 0
+                    snapshots.append(
+                        reader.wait_newer(snapshots[-1].version, timeout=30)
+                        if is_newer
+                        else reader.latest(timeout=30)
+                    )
             finally:
                 enough.set()
             last_clock = max(crew.results().values())
-            final = reader.latest(timeout=10)
+            final = reader.latest(timeout=30)
 
         for snapshot in snapshots:
             assert_one_version(snapshot, generation=1)
         clocks = [snapshot.clock for snapshot in snapshots]
         assert clocks == sorted(clocks)
-        # Each cut began after it was asked for, so training went on between them.
-        assert clocks[-1] - clocks[0] >= SNAPSHOT_COUNT // 10
-        assert len(set(clocks)) >= SNAPSHOT_COUNT // 10
+        assert len(set(clocks)) >= SNAPSHOT_COUNT // 5
         assert_one_version(final, generation=1)
         assert final.clock == last_clock
         steps_per_snapshot = (clocks[-1] - clocks[0]) / SNAPSHOT_COUNT
@@ -83,7 +89,7 @@ def test_readers_at_once_share_cuts_and_wait_for_newer_versions(tmp_path: Path) 
         with psworker.SnapshotReader(job.address) as reader:
             version = 0
             for _ in range(10):
-                found.append(reader.wait_newer(version, timeout=10))
+                found.append(reader.wait_newer(version, timeout=30))
                 version = found[-1].version
         return found
 
@@ -110,7 +116,7 @@ def test_readers_at_once_share_cuts_and_wait_for_newer_versions(tmp_path: Path) 
 
 def test_snapshots_while_workers_come_and_go(tmp_path: Path) -> None:
     """Fences of membership and cuts interleave; the version counts every step."""
-    enough = threading.Event()
+    enough, has_come_twice = threading.Event(), threading.Event()
 
     def come_and_go(worker_id: str) -> int:
         step_count = 0
@@ -122,6 +128,8 @@ def test_snapshots_while_workers_come_and_go(tmp_path: Path) -> None:
                 for _ in range(5):
                     step_down(model, optimizer)
                 step_count += 5
+                if step_count >= 10:
+                    has_come_twice.set()
         return step_count
 
     with Job(tmp_path, shard_count=2) as job:
@@ -132,11 +140,12 @@ def test_snapshots_while_workers_come_and_go(tmp_path: Path) -> None:
         with Crew(works) as crew, psworker.SnapshotReader(job.address) as reader:
             try:
                 job.wait_pushed("w0", 1)
-                snapshots = [reader.latest(timeout=10) for _ in range(40)]
+                snapshots = [reader.latest(timeout=30) for _ in range(40)]
+                assert has_come_twice.wait(60)
             finally:
                 enough.set()
             step_count = sum(crew.results().values())
-            final = reader.latest(timeout=10)
+            final = reader.latest(timeout=30)
         clock = job.ask(lambda: job.shards[0].model.core.clocks.applied_clock)
         starts = job.ask(lambda: job.coordinator.core.roster.incarnations)
         assert starts["visitor"] > 1

@@ -40,6 +40,7 @@ def _few_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psserver.shard.core.member_on_shard.DEPARTED_COUNT_MAX", 8)
     monkeypatch.setattr("psserver.coordinator.core.events.EVENT_COUNT_MAX", 8)
     monkeypatch.setattr("psserver.coordinator.core.shard_map.STANDING_COUNT_MAX", 2)
+    monkeypatch.setattr("psserver.coordinator.core.progress_history.POINT_COUNT_MAX", 8)
 
 
 def test_workers_that_come_and_go_leave_nothing(tmp_path: Path) -> None:

@@ -448,7 +448,9 @@ go = pathlib.Path(sys.argv[1])
 torch.manual_seed(1)
 model = torch.nn.Linear(3, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-with psworker.connect(step_timeout_s=60, start_timeout_s=60) as ps:
+with psworker.connect(
+    connect_timeout_s=60, step_timeout_s=60, start_timeout_s=60
+) as ps:
     model, optimizer = ps.prepare(model, optimizer)
     for step in range(20):
         if step == 10:

@@ -112,7 +112,7 @@ def test_a_clock_that_some_shard_has_committed_is_finished_by_a_record(
             commits_held("w0", shard_index=1) as wanted,
             Crew({"w0": lambda _: lost.step(), "w1": lambda _: other.step()}) as crew,
         ):
-            assert wanted.wait(10)
+            assert wanted.wait(30)
             assert not any(future.done() for future in crew.futures.values())
             proxy.refuse()
             record = job.wait_record(lambda record: len(record.members) == 1)

@@ -6,6 +6,7 @@ which stop altogether.
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,13 +40,18 @@ MODEL_MIB: Final = 128
 READER_COUNT: Final = 3
 """With the first one as many as a worker may have: one more would wait."""
 
+SETTLE_TIMEOUT_S: Final = 60.0
+
 UNREAD_MIB_MAX: Final = 8
 """As the design has it. It is gRPC's: what it sends before the other side has said
 that there is room, and the message that waits behind it."""
 
-WATCHED_S: Final = 1.0
+WATCHED_S: Final = 0.5
 """Time in which a shard that sends into its own memory would have sent all of it: it
 sends a GiB in a second."""
+
+SETTLED_MIB: Final = 0.5
+"""By which its memory differs from one such time to the next, once it sends no more."""
 
 
 @dataclass
@@ -63,7 +69,15 @@ class Target:
     requests: dict[str, bytes]
 
     def resident(self) -> int:
-        """Peak of the shard's own memory for a while, in bytes."""
+        """The shard's own memory in bytes, once it does not change any more."""
+        found = [self._peak(), self._peak()]
+        deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
+        while abs(found[-1] - found[-2]) > SETTLED_MIB * MIB:
+            assert time.monotonic() < deadline_s, found
+            found.append(self._peak())
+        return found[-1]
+
+    def _peak(self) -> int:
         with PeakMemory({"shard": self.processes.pids()["shard"]}) as peak:
             threading.Event().wait(WATCHED_S)
         return peak.by_name["shard"].own

@@ -548,10 +548,12 @@ def test_a_screen_reader_hears_of_another_sentence_and_not_of_each_number(
         job.sentence = "2 workers train at 31.0 steps/s."
         expect(page.locator("#sentence")).to_have_text(job.sentence)
         expect(spoken).to_have_text("Training. 2 workers train at 28.4 steps/s.")
-        job.cause, job.who = "straggler", ["w1"]
+        # The sentence comes first: the page may ask between the two.
         job.sentence = "All wait for w1."
+        job.cause, job.who = "straggler", ["w1"]
         expect(spoken).to_have_text("Straggler. All wait for w1.")
-        job.who, job.sentence = ["w0"], "All wait for w0."
+        job.sentence = "All wait for w0."
+        job.who = ["w0"]
         expect(spoken).to_have_text("Straggler. All wait for w0.")
 
 
@@ -593,9 +595,11 @@ def test_a_narrow_screen_shows_all_without_scrolling_sideways(
         page = open_page(served.url, viewport={"width": 360, "height": 740})
         is_live(page)
         assert page.evaluate("document.documentElement.scrollWidth") == 360
-        top = page.locator("#workers").bounding_box()
+        # Once all that it asks for is there.
         asked = len(served.paths)
         wait_for(page, lambda: len(served.paths) > asked + 3)
+        top = page.locator("#workers").bounding_box()
+        wait_for(page, lambda: len(served.paths) > asked + 7)
         assert page.locator("#workers").bounding_box() == top, "the page jumps"
 
 

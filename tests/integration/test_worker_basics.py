@@ -20,7 +20,7 @@ from tests.integration.broken_calls import (
     leave_unanswered,
     lose_reply,
 )
-from tests.integration.job import Job, deviation, worker_behind
+from tests.integration.job import Job, deviation, short_steps, worker_behind
 
 
 def small_model(seed: int = 0, width: int = 8) -> nn.Module:
@@ -148,7 +148,7 @@ def test_loaders_share_an_epoch_out(tmp_path: Path) -> None:
 def connect_and_prepare(
     job: Job, width: int = 8
 ) -> tuple[Connection, nn.Module, torch.optim.Optimizer]:
-    ps = psworker.connect(job.address, step_timeout_s=20)
+    ps = psworker.connect(job.address, step_timeout_s=60)
     model = small_model(width=width)
     model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     return ps, model, optimizer
@@ -251,9 +251,7 @@ def test_a_wait_for_another_worker_is_ended_with_its_name(
     barrier = threading.Barrier(2)
 
     def work(worker: int) -> str:
-        with psworker.connect(
-            job.address, worker_id=f"w{worker}", step_timeout_s=6
-        ) as ps:
+        with psworker.connect(job.address, worker_id=f"w{worker}") as ps:
             model = small_model()
             model, optimizer = ps.prepare(
                 model, torch.optim.SGD(model.parameters(), lr=0.1)
@@ -262,7 +260,10 @@ def test_a_wait_for_another_worker_is_ended_with_its_name(
                 parameter.grad = torch.ones_like(parameter)
             text = ""
             if worker == 0:
-                with pytest.raises(psworker.StepTimeoutError) as timeout:
+                with (
+                    short_steps(ps, 6),
+                    pytest.raises(psworker.StepTimeoutError) as timeout,
+                ):
                     optimizer.step()
                 text = str(timeout.value)
                 barrier.wait(40)

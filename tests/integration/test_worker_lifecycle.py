@@ -17,14 +17,17 @@ from torch import nn
 
 import psworker
 from psserver.shard.core.shard import ShardCore
+from pswire import channels
 from pswire.addresses import Address, parse_address
+from pswire.channels import ChannelKind
+from pswire.keepalive import Keepalive
 from pswire.membership import Mode, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from psworker.connection import Connection
 from tests.doubles.child_process import killed_at_end
 from tests.doubles.children import Completed, Nursery, wait_until
 from tests.doubles.fault_proxy import FaultProxy
-from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect, worker_behind
+from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect, short_steps
 
 SCRIPT = """
 import os, sys, torch, psworker
@@ -115,7 +118,7 @@ def fork_script(nursery: Nursery, job: Job, body: str) -> Completed:
 
 
 def member(
-    address: str, worker_id: str = "w0", step_timeout_s: float = 20
+    address: str, worker_id: str = "w0", step_timeout_s: float = 60
 ) -> tuple[Connection, torch.optim.Optimizer]:
     ps = psworker.connect(address, worker_id=worker_id, step_timeout_s=step_timeout_s)
     model = nn.Linear(2, 1)
@@ -138,7 +141,7 @@ def assert_lost_and_replaced(job: Job) -> None:
 
 @pytest.fixture(name="job")
 def one_worker_job(tmp_path: Path) -> Iterator[Job]:
-    with Job(tmp_path / "state", lease_ttl_ms=4000, sockets=True) as job:
+    with Job(tmp_path / "state", sockets=True) as job:
         yield job
 
 
@@ -272,12 +275,15 @@ def test_an_evicted_worker_that_can_not_come_back_is_told_why(tmp_path: Path) ->
         FaultProxy(job.address) as proxy,
     ):
         other, other_optimizer = member(job.address, "w1")
-        ps, optimizer = member(proxy.address, "w0", step_timeout_s=2)
+        ps, optimizer = member(proxy.address, "w0")
         with other:
             proxy.refuse()
             job.wait_record(lambda record: len(record.members) == 1)
 
-            with pytest.raises(psworker.StepTimeoutError) as caught:
+            with (
+                short_steps(ps, 4),
+                pytest.raises(psworker.StepTimeoutError) as caught,
+            ):
                 optimizer.step()
             ps.close()
             other_optimizer.step()
@@ -307,17 +313,22 @@ def test_the_loss_of_another_worker_is_told_once(
 ) -> None:
     ps, optimizer = member(job.address, "w0")
     with ps, FaultProxy(job.address) as proxy:
-        lost, _ = member(proxy.address, "w1", step_timeout_s=2)
+        lost, _ = member(proxy.address, "w1")
         proxy.refuse()
         job.wait_record(lambda record: len(record.members) == 1)
         for _ in range(3):
             optimizer.step()
+        wait_until(lambda: bool(told_of_loss(caplog)), "word of the loss")
         lost.close()
-    told = [text for text in caplog.messages if text.startswith("worker w1 (start 1)")]
+    told = told_of_loss(caplog)
     assert told == [
         "worker w1 (start 1) was lost after clock 0: the job goes on with this worker "
         "alone in generation 3"
     ]
+
+
+def told_of_loss(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each for each in caplog.messages if each.startswith("worker w1 (start 1)")]
 
 
 def test_a_shard_that_is_silent_is_named_with_its_last_answer(tmp_path: Path) -> None:
@@ -332,23 +343,18 @@ def test_a_shard_that_is_silent_is_named_with_its_last_answer(tmp_path: Path) ->
         ps, optimizer = member(job.address)
         stack.enter_context(ps)
         optimizer.step()
-        stepper = worker_behind(ps)._stepper
-        assert stepper is not None
-        stepper._timeout_s = 2.0  # of steps without an answer, and not of the first
         proxies[0].refuse()
-        with pytest.raises(psworker.StepTimeoutError) as caught:
+        with (
+            short_steps(ps, 4),
+            pytest.raises(psworker.StepTimeoutError) as caught,
+        ):
             optimizer.step()
         proxies[0].heal()
-
-        def is_applied() -> bool:
-            with contextlib.suppress(psworker.StepTimeoutError):
-                optimizer.step()  # the same push
-            return ps.clock == 2
-
-        wait_until(is_applied, "the step to clock 2")
+        optimizer.step()  # the same push
+        assert ps.clock == 2
 
     text = str(caught.value)
-    assert text.startswith("the step to clock 2 was not complete within 2 s: ")
+    assert text.startswith("the step to clock 2 was not complete within 4 s: ")
     assert f"waiting for shard 1 at {proxies[0].address}, which gives no answer" in text
     assert "last answers: shard 0 at clock" in text
     assert "shard 1 at clock 1" in text
@@ -419,11 +425,17 @@ def prepared(ps: psworker.Connection) -> tuple[nn.Module, torch.optim.Optimizer]
     return model, optimizer
 
 
+PATIENT: Final = Keepalive(interval_ms=1_000, timeout_ms=4_000)
+"""Of both ends, so that it takes a stall of the machine of 4 s to break a stream: who
+holds its interpreter can't open another one."""
+
 HOLDING: Final = """
 import ctypes, torch, psworker
 from torch import nn
+from pswire import channels, keepalive
 
-ps = psworker.connect({address!r}, "w1", step_timeout_s=60)
+channels._KEEPALIVES[channels.ChannelKind.CONTROL] = keepalive.{patient!r}
+ps = psworker.connect({address!r}, "w1", connect_timeout_s=60, step_timeout_s=60)
 model = nn.ParameterList([torch.zeros(2_000_000), torch.zeros(2_000_000)])
 model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
 def step():
@@ -433,7 +445,7 @@ def step():
 step()
 print("holding", flush=True)
 # Unlike Python's own sleep, this one keeps the interpreter's lock.
-ctypes.PyDLL(None).sleep(7)
+ctypes.PyDLL(None).sleep(8)
 step()
 print(ps.generation, ps.last_push.outcome, ps.last_push.rejoined, flush=True)
 ps.close()
@@ -441,18 +453,27 @@ ps.close()
 
 
 def test_a_step_that_holds_the_interpreter_keeps_its_place_under_bulk_traffic(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For more than two leases, while another worker moves all the bytes it can."""
+    """For longer than a silent one would, while another worker moves all the bytes it
+    can."""
+    monkeypatch.setitem(channels._KEEPALIVES, ChannelKind.CONTROL, PATIENT)
+    monkeypatch.setattr(
+        "psserver.coordinator.daemon.coordinator_keepalive", lambda _: PATIENT
+    )
     with (
-        Job(tmp_path / "state", lease_ttl_ms=3000, mode=Mode.ASP, sockets=True) as job,
-        psworker.connect(job.address, "w0", step_timeout_s=20) as ps,
+        Job(tmp_path / "state", mode=Mode.ASP, sockets=True) as job,
+        psworker.connect(job.address, "w0", step_timeout_s=60) as ps,
     ):
         model = nn.ParameterList([torch.zeros(2_000_000), torch.zeros(2_000_000)])
         model, optimizer = ps.prepare(
             model, torch.optim.SGD(model.parameters(), lr=1.0)
         )
-        command = [sys.executable, "-c", HOLDING.format(address=job.address)]
+        command = [
+            sys.executable,
+            "-c",
+            HOLDING.format(address=job.address, patient=PATIENT),
+        ]
         with killed_at_end(
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         ) as holding:
@@ -502,8 +523,7 @@ def test_a_step_that_waits_is_told_of_the_coordinators_full_disk(
                 model, optimizer = prepared(ps)
                 both_in.wait()
                 write_nothing(job, is_full=True)
-                with pytest.raises(psworker.PsError):
-                    connect(job, "w2", connect_timeout_s=0.1)
+                wait_until(lambda: has_failed_to_write(job), "a refused write")
                 model(torch.ones(1, 2)).sum().backward()
                 with pytest.raises(psworker.StepTimeoutError) as caught:
                     optimizer.step()
@@ -516,6 +536,13 @@ def test_a_step_that_waits_is_told_of_the_coordinators_full_disk(
                 future.result(WAIT_TIMEOUT_S)
     (error,) = errors
     assert "waiting for room on the coordinator's disk, or its repair (" in error, error
+
+
+def has_failed_to_write(job: Job) -> bool:
+    """Whether the coordinator knows, of one whom it could not register."""
+    with pytest.raises(psworker.PsError):
+        connect(job, "w2", connect_timeout_s=0.1)
+    return job.ask(lambda: bool(job.coordinator.core.writes.failure))
 
 
 def write_nothing(job: Job, *, is_full: bool) -> None:

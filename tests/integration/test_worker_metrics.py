@@ -64,7 +64,13 @@ def test_a_worker_tells_what_its_script_does(
                 for sample in family.samples
             }
 
-        wait_until(lambda: "ps_worker_logged loss" in found(), "a report")
+        wait_until(
+            lambda: (
+                "ps_worker_logged loss" in found()
+                and found()["ps_worker_steps_total"] == 3
+            ),
+            "a report",
+        )
         values = found()
         assert values["ps_worker_info w0"] == 1
         assert values["ps_worker_steps_total"] == values["ps_worker_clocks"] == 3
