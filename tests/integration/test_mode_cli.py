@@ -73,9 +73,9 @@ def test_the_mode_changes_by_command_and_the_status_says_so(
         step(ps, model, optimizer)
         told = wait_told(job, 15)
 
-        found: dict[str, Any] = json.loads(
-            psctl(nursery, job, "status", "--json").stdout
-        )
+        done = psctl(nursery, job, "status", "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
 
     assert (found["mode"], found["generation"]) == ("asp", 3)
     (worker,) = found["workers"]
