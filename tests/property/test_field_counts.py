@@ -115,7 +115,7 @@ def mutated(draw: st.DrawFn) -> tuple[type[Message], bytes]:
     return type(message), bytes(data)
 
 
-@settings(checked, max_examples=1_500)
+@settings(checked, max_examples=500)
 @given(mutated())
 @example((push_pb2.PushTrailer, b"\xf2\x3f\x00" * 40))  # unknown ones
 @example((push_pb2.PushTrailer, b"\x53" * 50 + b"\x54" * 50))  # groups

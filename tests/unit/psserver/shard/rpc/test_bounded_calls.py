@@ -265,6 +265,7 @@ async def test_a_push_whose_rest_does_not_come_is_ended_and_goes_on(make: Make) 
     assert found.reason is ErrorReason.WAIT_TIMEOUT
     assert CATALOGUE[found.reason].retryable
     assert "the rest of push 1 of a/1 did not come" in found.message
+    shard.host.limits = DEFAULT_LIMITS  # which also hold while it waits for the other
     rest = OpenPush(shard)
     rest.send(shard.header("a", 1) + shard.trailer([0, 1]) + shard.chunk(1, 1.0))
     await shard.push("b", 1).finished()
