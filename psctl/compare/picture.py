@@ -111,7 +111,6 @@ def draw_strategies(figures: "Sequence[StrategyFigures]", folder: Path) -> Path:
             axes.set_xlabel(over)
         row[0].set_title(f"{load}: {load.description}", loc="left", fontsize=10)
         row[0].set_ylabel("held-out loss")
-        row[-1].legend(loc="upper right", frameon=False, fontsize=8)
     lowest, highest = loss_limits([each.curve for each in figures])
     for column, of_point in enumerate(_OVER.values()):
         shown = [
@@ -123,6 +122,9 @@ def draw_strategies(figures: "Sequence[StrategyFigures]", folder: Path) -> Path:
         for axes in panels[:, column]:
             axes.set_xlim(min(shown) / _MARGIN, max(shown) * _MARGIN)
     panels[0, 0].set_ylim(lowest, highest)
+    # All loads have the same runs. A name with options is wider than a panel.
+    lines = panels[0, 0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower left", frameon=False, fontsize=8)
     return _saved(figure, folder / STRATEGIES_FILE)
 
 
@@ -139,6 +141,8 @@ def _draw_losses(
     of_point: "Callable[[LossPoint], float]",
 ) -> None:
     """Both axes of a factor: runs differ by factors of ten in time and in bytes."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
     for figures, (colour, line) in zip(runs, _styles(), strict=False):
         points = [each for each in figures.curve if of_point(each) > 0]
         over = [of_point(each) for each in points]
@@ -151,6 +155,9 @@ def _draw_losses(
         )
         axes.plot(over[-1], figures.final_loss, "o", color=colour, markersize=4)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _styles() -> "Iterator[tuple[str, str]]":

@@ -218,9 +218,10 @@ def strategies_text(comparison: StrategyComparison) -> str:
 
 def _table(comparison: StrategyComparison, load: Load) -> str:
     mine = [each for each in comparison.figures if each.run.load is load]
+    # Last is what may be long, with options.
     header = (
-        *("STRATEGY", "TIME", "SAMPLES/S", "TIMES", "SENT", "RECEIVED", "FEWER"),
-        *("LOSS", "OFF", f"TO {comparison.target_loss(mine[0]):.3f}"),
+        *("TIME", "SAMPLES/S", "TIMES", "SENT", "RECEIVED", "FEWER", "LOSS", "OFF"),
+        *(f"TO {comparison.target_loss(mine[0]):.3f}", "STRATEGY"),
     )
     rows = []
     for each in mine:
@@ -228,7 +229,6 @@ def _table(comparison: StrategyComparison, load: Load) -> str:
         to_target_s = each.first_at_s(comparison.target_loss(each))
         rows.append(
             (
-                each.run.contender.name,
                 f"{each.duration_s:.1f} s",
                 f"{each.samples_per_s:.0f}",
                 f"{each.samples_per_s / first.samples_per_s:.1f}",
@@ -238,9 +238,10 @@ def _table(comparison: StrategyComparison, load: Load) -> str:
                 f"{each.final_loss:.3f}",
                 f"{100 * (each.final_loss / first.final_loss - 1):+.1f} %",
                 "never" if to_target_s is None else f"{to_target_s:.1f} s",
+                each.run.contender.name,
             )
         )
-    return aligned(header, rows, right=header[1:])
+    return aligned(header, rows, right=header[:-1])
 
 
 def _bytes_text(count: int) -> str:

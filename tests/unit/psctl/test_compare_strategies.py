@@ -201,8 +201,8 @@ def test_each_is_held_beside_the_first_of_its_load(tmp_path: Path) -> None:
     assert "50 Mbit/s and 20 ms each way" in text
     assert "STRAGGLER: one worker" in text
     assert "TO 2.040" in text
-    (line,) = {each for each in text.splitlines() if each.startswith("diloco:50")}
-    assert line.split()[-6:] == ["1.0", "2.030", "+1.5", "%", "5.0", "s"]
+    (line,) = {each for each in text.splitlines() if each.endswith("  diloco:50")}
+    assert line.split()[-7:-1] == ["1.0", "2.030", "+1.5", "%", "5.0", "s"]
     assert max(map(len, text.splitlines())) <= 100
     document = strategies_json(comparison)
     json.dumps(document)
