@@ -4266,4 +4266,15 @@ BUGS = (
         tests="tests/property/test_replays.py::"
         "test_of_a_folder_the_newest_start_counts_that_has_begun",
     ),
+    bug(
+        "patience only after a pause in which all streams have broken",
+        Edit(
+            "psserver/coordinator/host/coordinator_host.py",
+            "        pause_ms = coordinator_keepalive(self.core.settings.lease_ttl_ms)"
+            ".timeout_ms\n",
+            "        pause_ms = 2 * coordinator_keepalive("
+            "self.core.settings.lease_ttl_ms).timeout_ms\n",
+        ),
+        tests="tests/unit/psserver/test_watches.py::test_after_standing_still_the_coordinator_has_patience",
+    ),
 )
