@@ -153,7 +153,9 @@ def test_a_joiner_that_stands_still_joins_again(point: str, make_job: MakeJob) -
     """It is lost before it is in, be it a member already or not, and its `prepare`
     returns all the same."""
     delay = f"coordinator.{point}=delay(300)@2"
-    with make_job("--mode=bsp", coordinator_failpoint=delay) as job:
+    with make_job(
+        "--mode=bsp", coordinator_failpoint=delay, lease_s=LONGER_LEASE_S
+    ) as job:
         job.start_worker("w0")
         job.wait_steps("w0", 3)
         joiner = job.start_worker("w1")
