@@ -11,10 +11,12 @@ import grpc
 import grpc.aio
 import pytest
 
+from psserver.edge import guard
 from psserver.edge.guard import Context, as_refusal, streaming, unary
 from psserver.edge.limits import DEFAULT_LIMITS, Limits
 from psserver.edge.open_calls import OpenCalls
 from psserver.edge.server import ServerKind, make_server, server_options
+from psserver.logs import RefusalLog
 from pswire.channels import ChannelKind, aio_channel, channel_options
 from pswire.error_details import refusal_from_rpc_error
 from pswire.keepalive import (
@@ -338,8 +340,12 @@ def assert_tells_nothing(error: grpc.aio.AioRpcError) -> None:
 
 
 async def test_what_went_wrong_stays_in_the_servers_log(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Of other tests there may have been all lines of these ten seconds.
+    monkeypatch.setattr(
+        guard, "_refusal_log", RefusalLog(logging.getLogger("psserver"))
+    )
     async with serving(failing, failing_stream) as address:
         for attempt in (call_unary, call_stream):
             caplog.clear()
