@@ -151,10 +151,10 @@ def test_a_snapshot_with_batch_norm_evaluates_the_same_everywhere(
     assert read.state_dict()["1.num_batches_tracked"] == STEP_COUNT
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
     told = [r.getMessage() for r in warnings if r.name == "psworker"]
-    # Where torch may use all cores, overlap says that it leaves none for sending.
-    told = [
-        text for text in told if not text.startswith("prepare(overlap=True): torch")
-    ]
+    # Where torch may use all cores, overlap says that it leaves none for sending; and
+    # who has waited for 5 s on a busy machine says so.
+    others = ("prepare(overlap=True): torch", "waiting for")
+    told = [text for text in told if not text.startswith(others)]
     assert [text[:24] for text in told] == ["the model has batch norm"]  # of one worker
 
 

@@ -3,6 +3,7 @@
 The worker's own library cancels such calls. These come from one that does not.
 """
 
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,16 @@ def pull_request(job: Job, worker_id: str) -> PullRequest:
     )
 
 
-def test_a_lease_that_waits_ends_when_its_worker_leaves(job: Job) -> None:
+def test_a_lease_that_waits_ends_when_its_worker_leaves(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, waits = job.coordinator.data, threading.Event()
+    lease_of = data.lease
+
+    async def noted(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401, as its
+        waits.set()
+        return await lease_of(*arguments, **options)
+
     def open_epoch(epoch: int) -> OpenEpochRequest:
         return OpenEpochRequest(
             job_id=job.shards[0].job_id,
@@ -103,9 +113,11 @@ def test_a_lease_that_waits_ends_when_its_worker_leaves(job: Job) -> None:
             lease("w0", wait=False), timeout=TIMEOUT_S
         )
         assert len(held.ranges) == 1
+        monkeypatch.setattr(data, "lease", noted)
         waiting = coordinator.LeaseData.future(
             lease("w1", wait=True), timeout=2 * TIMEOUT_S
         )
+        assert waits.wait(TIMEOUT_S)
         leaver.close()
         assert reason_of(waiting) is ErrorReason.WORKER_INCARNATION_STALE
 

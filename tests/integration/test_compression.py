@@ -1,6 +1,7 @@
 """Fewer bytes: a job trains to the numbers of one process that encodes as it does."""
 
 import copy
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,13 @@ from tests.integration.compressed_training import (
     optimizer_of,
     values_of,
 )
-from tests.integration.job import Job, connect, deviation, run_workers
+from tests.integration.job import (
+    WAIT_TIMEOUT_S,
+    Job,
+    connect,
+    deviation,
+    run_workers,
+)
 
 PUSHES = [Compression(push=method, ratio=0.1) for method in ENCODINGS]
 PULLS = [Compression(pull=method, ratio=0.1) for method in ENCODINGS]
@@ -253,7 +260,18 @@ def test_it_goes_with_everything_and_workers_stay_near_the_shards(
     choice = (Compression("int8", "onebit"), Compression("topk", "topk", 0.1))[
         place % 2
     ]
-    trained = on_job(tmp_path, choice, step_count=8, **list(COMPOSED.values())[place])
+    both = threading.Barrier(2, timeout=WAIT_TIMEOUT_S)
+
+    def in_step(worker_id: str, step: int) -> None:
+        both.wait()  # else one may be done in ASP before the other has begun
+
+    trained = on_job(
+        tmp_path,
+        choice,
+        step_count=8,
+        before_step=in_step,
+        **list(COMPOSED.values())[place],
+    )
 
     assert trained.version == 16
     first = values_of(model_of(0))
