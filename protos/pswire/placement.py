@@ -113,6 +113,15 @@ def place(schema: ModelSchema, shard_count: int, chunk_bytes: int = 0) -> Placem
     return _deal(_runs(schema, size), shard_count)
 
 
+def shard_bytes_min(schema: ModelSchema, shard_count: int, chunk_bytes: int = 0) -> int:
+    """Bytes that no shard of a placement has less than: its share, but for a chunk.
+
+    Arguments are those of `place`, which takes long for a model that is far too large.
+    """
+    fair = sum(entry.byte_count for entry in schema.entries) // shard_count
+    return max(0, fair - _chunk_bytes(schema, shard_count, chunk_bytes))
+
+
 def _runs(
     schema: ModelSchema, chunk_bytes: int
 ) -> Iterator[tuple[ElementType, tuple[Slice, ...]]]:

@@ -15,6 +15,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from psctl.check_history import check_history
 from psctl.failures import CommandError
+from psctl.replay import ReplayReport
 from psctl.tls import AUTHORITY, CA_FILE, CERTIFICATE_FILE, certificates_text, listed
 from psserver.coordinator.core.coordinator_effects import Persist
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
@@ -22,6 +23,9 @@ from psserver.coordinator.storage.job_store import DATABASE, JobStore
 from psserver.coordinator.storage.saved_job import saved_job_of
 from psserver.edge.state_folder import StateFolderError
 from psserver.shard.core.core_image import CoreImage
+from psserver.shard.host.recording import MAGIC, RecordingError
+from psserver.shard.host.recording import _sealed as _sealed_entry
+from psserver.shard.host.replaying import ShardReplay, Until
 from psserver.shard.tensors.saved_images import SavedImages
 from psserver.shard.tensors.shard_optimizers import DeclaredOptimizers
 from pswire.checkpoint.errors import CheckpointError
@@ -259,6 +263,40 @@ def _take_history(data: bytes) -> None:
             report.to_text().encode("utf-8", "strict")
 
 
+def sealed_recording(data: bytes) -> bytes:
+    """A recording with right digests, as somebody writes it who can change a file.
+
+    An input has two lines for each entry: what it says, and its bytes in hexadecimal.
+    One that begins as a file does is a file.
+    """
+    if data.startswith(MAGIC[:4]):
+        return data
+    pieces: list[bytes | memoryview] = [MAGIC]
+    lines = data.split(b"\n")
+    for line, digits in zip(lines[::2], lines[1::2], strict=False):
+        try:
+            body = bytes.fromhex(digits.decode("ascii", "replace"))
+        except ValueError:
+            body = digits
+        pieces += _sealed_entry(line, [body])
+    return b"".join(pieces)
+
+
+def _take_recording(data: bytes) -> None:
+    """What a shard has recorded, as `psctl replay` reads it."""
+    with _new_folder("recordings") as folder:
+        path = folder / "shard-0-1.recording"
+        path.write_bytes(sealed_recording(data))
+        shard = ShardReplay(path)
+        shard.run(Until())
+        with taken():
+            report = ReplayReport([shard], norm_max=1.0, shows_pushes=True)
+            json.dumps(report.to_json(), allow_nan=False)
+            report.to_text().encode("utf-8", "strict")
+        if shard.damage:
+            raise RecordingError(shard.damage)
+
+
 def _take_tokens(data: bytes) -> None:
     """The file by which daemons know tokens."""
     with _new_folder("tokens") as folder:
@@ -319,4 +357,5 @@ FILES: Final = (
     Target("token_file", _take_token_file, (CredentialsError,)),
     Target("certificate", _take_certificate, (CredentialsError, CommandError)),
     Target("history", _take_history, (CommandError,)),
+    Target("recording", _take_recording, (RecordingError,)),
 )

@@ -3,7 +3,7 @@
 import json
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,14 @@ from psserver.edge.cut_report import CutReport, PartReport
 from psserver.edge.fence_codec import fence_request
 from psserver.edge.fence_report import FenceReport, WorkerHolding
 from psserver.shard.core.core_image import CoreImage, WindowImage
-from psserver.shard.core.push import Trailer
+from psserver.shard.core.effects import ApplyChunk, LoadState, StagedContribution
+from psserver.shard.core.push import PushId, Trailer
+from psserver.shard.host.recorder import Recorder
+from psserver.shard.host.recording import RecordingReader
+from psserver.shard.host.shard_model import shard_model
+from psserver.shard.tensors.compressed_gradients import CompressedGradients
+from psserver.shard.tensors.contribution import SparsePayload
+from psserver.shard.tensors.sent_values import SentValues
 from pswire.checkpoint.folder import Owner
 from pswire.checkpoint.parts import PartKey, write_part
 from pswire.checkpoint.registered_state import encode_states
@@ -63,6 +70,7 @@ from pswire.security.token_store import TokenEntry, TokenStore
 from pswire.security.tokens import digest_of as token_digest
 from pswire.shared_memory.segments import SegmentHeader, SegmentKind, SharedRun
 from pswire.slice_rows import SliceRows, pack_rows
+from pswire.torch_types import buffer_of
 from pswire.v1 import coordinator_service_pb2 as control
 from pswire.v1 import membership_pb2, parameter_service_pb2, push_pb2, schema_pb2
 from psworker.backends.host.messages import (
@@ -159,8 +167,85 @@ def all_seeds() -> Iterator[tuple[str, Iterable[bytes]]]:
     for name, messages in (*_request_seeds(), *_answer_seeds()):
         yield name, [each.SerializeToString() for each in messages]
     yield from _file_seeds()
+    yield "recording", _recording_seeds()
     yield from _credential_seeds()
     yield from _local_seeds()
+
+
+def _recording_seeds() -> Iterator[bytes]:
+    """One as a file, and one as text that is sealed before it is read."""
+    with TemporaryDirectory() as folder:
+        path = _recorded(Path(folder))
+        yield path.read_bytes()
+        yield b"".join(
+            json.dumps({"kind": each.kind, **each.line}).encode()
+            + b"\n%s\n" % each.data.hex().encode()
+            for each in RecordingReader(path).entries()
+        )
+
+
+def _recorded(folder: Path) -> Path:
+    """A job of one chunk, of which each gradient comes in another way."""
+    (plain,) = SAVED_TERMS.optimizers
+    names = plain.hyperparameter_names
+    used = tuple({"lr": 0.1, "momentum": 0.9}.get(name, 0.0) for name in names)
+    groups = tuple(replace(each, hyperparameters=used) for each in plain.groups)
+    terms = replace(SAVED_TERMS, optimizers=(replace(plain, groups=groups),))
+    settings = JobSettings(
+        job_id="job", shard_count=1, mode=Mode.ASP, delay_compensation=0.1
+    )
+    model = shard_model(terms, settings=settings, shard_index=0)
+    engine, (chunk,) = model.engine, model.chunks
+    recorder = Recorder.open(folder, shard_index=0, incarnation=1, settings=settings)
+    recorder.begin(model)
+    engine.begin_seed()
+    engine.write_seed(0, buffer_of(torch.arange(13.0)))
+    engine.commit_seed()
+    recorder.record_first_values(engine, 0)
+    recorder.installed(model.core, record({"a": 0, "b": 0}))
+    values, int8 = torch.linspace(-1, 1, 13), ENCODINGS["int8"]
+    rows = SliceRows(chunk.slices[0], 4, np.array([0, 2]))
+    sparse = SparsePayload(buffer_of(values[:9]), (rows, None), chunk.byte_count)
+    encoded = CompressedGradients(int8, ()).payload(
+        chunk, (True, True), int8.number, memoryview(int8.codec().encode(values))
+    )
+    pulled = SentValues()
+    pulled.copies = {0: torch.arange(13.0)}
+    plain_bytes = buffer_of(values)
+    for sequence, payloads in enumerate(
+        ([plain_bytes], [sparse], [encoded], [plain_bytes, sparse]), start=1
+    ):
+        workers = [key(name) for name, _ in zip("ab", payloads, strict=False)]
+        pushes = [PushId(worker, sequence) for worker in workers]
+        trailer = Trailer(optimizer="optimizer", weight=8.0, gradient_norm=2.5)
+        for push in pushes:
+            recorder.pushed(push, sequence, trailer)
+        effect = ApplyChunk(
+            clock=sequence,
+            chunk_index=0,
+            optimizer="optimizer",
+            contributions=tuple(
+                StagedContribution(
+                    worker_id=worker.worker_id,
+                    weight=8.0,
+                    presence=(True, True),
+                    payload=payload,
+                )
+                for worker, payload in zip(workers, payloads, strict=True)
+            ),
+            total_weight=8.0 * len(payloads),
+            hyperparameters=tuple(each.hyperparameters for each in groups),
+            pusher=workers[0] if len(workers) == 1 else None,
+        )
+        recorder.apply(pushes, engine, effect, pulled, None)
+        for push in pushes:
+            recorder.done(model.core, push, Outcome.APPLIED)
+    states = {0: engine.export_state("optimizer", 0)}
+    loaded = LoadState(push=PushId(key("a"), 5), optimizer="optimizer")
+    recorder.load_state(engine, loaded, states)
+    recorder.declared(terms)
+    recorder.close()
+    return recorder.path
 
 
 def _wire_seeds() -> Iterator[tuple[str, Iterable[bytes]]]:

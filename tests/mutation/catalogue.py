@@ -4257,6 +4257,26 @@ BUGS = (
         "test_copies_of_a_model_are_the_scripts_own",
     ),
     bug(
+        "an update of a recording is applied as it says, whatever that is",
+        Edit(
+            "psserver/shard/host/replaying.py",
+            "        check_update(engine, effect, chunk)\n",
+            "",
+        ),
+        tests="tests/property/test_replays.py::"
+        "test_what_no_release_writes_is_damage_though_its_digests_are_right",
+    ),
+    bug(
+        "a recording of a few bytes takes the memory of the model that it names",
+        Edit(
+            "psserver/shard/host/replaying.py",
+            "        if least > size:\n",
+            "        if False:\n",
+        ),
+        tests="tests/property/test_replays.py::"
+        "test_a_short_file_of_a_large_model_takes_no_memory",
+    ),
+    bug(
         "an old recording that is damaged hides the newest one",
         Edit(
             "psserver/shard/host/replaying.py",

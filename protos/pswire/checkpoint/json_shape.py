@@ -34,7 +34,8 @@ def number(least: int = 0, most: int = NUMBER_MAX) -> Shape:
 
 def real(value: object, place: str) -> None:
     """A number, whole or not, be it none that is finite."""
-    if type(value) is not float and type(value) is not int:
+    is_whole = type(value) is int and abs(value) <= NUMBER_MAX
+    if type(value) is not float and not is_whole:
         _refuse(value, place, "a number")
 
 

@@ -172,7 +172,11 @@ def _entry(
     kind: str, line: Mapping[str, object], data: "Sequence[Buffer]"
 ) -> list[bytes | memoryview]:
     """The bytes of an entry, in pieces."""
-    text = _JSON.encode({"kind": kind, **line}).encode()
+    return _sealed(_JSON.encode({"kind": kind, **line}).encode(), data)
+
+
+def _sealed(text: bytes, data: "Sequence[Buffer]") -> list[bytes | memoryview]:
+    """An entry's line and bytes, behind a head that has their length and digest."""
     front = _LINE_LENGTH.pack(len(text)) + text
     # An array of no bytes is left out: nothing of it would be written.
     views = [view for each in data if (view := memoryview(each).cast("B"))]
@@ -270,6 +274,8 @@ class RecordingReader:
             start = _LINE_LENGTH.size
             line = json.loads(bytes(body[start : start + line_length]))
             kind = line.pop("kind")
+            if not isinstance(kind, str):
+                raise TypeError(f"its kind is {kind!r:.64}")
         except (struct.error, *UNREADABLE) as error:
             raise self.damaged(number, place, "no release writes it so") from error
         return Entry(number, place, kind, line, body[start + line_length :])

@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -13,7 +12,12 @@ import torch
 
 from psserver.shard.core.push import PushId
 from psserver.shard.host.chunk_updates import apply_update
-from psserver.shard.host.recorded_effects import load_tensors, load_update
+from psserver.shard.host.recorded_effects import (
+    check_line,
+    check_update,
+    load_tensors,
+    load_update,
+)
 from psserver.shard.host.recorder import PULLED, arithmetic_text, values_digest
 from psserver.shard.host.recording import (
     SUFFIX,
@@ -21,18 +25,27 @@ from psserver.shard.host.recording import (
     RecordingError,
     RecordingReader,
 )
-from psserver.shard.host.shard_model import ShardModel, shard_model
+from psserver.shard.host.shard_model import shard_model
 from psserver.shard.tensors.chunk_image import ChunkImage, HeldState
 from psserver.shard.tensors.sent_values import SentValues
-from pswire.checkpoint.errors import UNREADABLE, CheckpointError
+from psserver.shard.tensors.shard_image import elements_of
+from pswire.checkpoint.errors import UNREADABLE, DamagedError
 from pswire.checkpoint.parts import PartKey
+from pswire.clipping import is_clip_norm
 from pswire.job_terms_codec import load_settings, load_terms
-from pswire.membership import Outcome, WorkerKey
-from pswire.placement import Chunk
-from pswire.torch_types import buffer_of
+from pswire.limits import CHUNK_BYTES_MIN, SHARD_COUNT_MAX
+from pswire.membership import WorkerKey
+from pswire.membership_codec import read_settings, settings_message
+from pswire.names import check_name, printable
+from pswire.placement import Chunk, shard_bytes_min
+from pswire.reasons import Refusal
+from pswire.schema_codec import read_terms, terms_fields
+from pswire.torch_types import TORCH_DTYPES, buffer_of
+from pswire.v1.coordinator_service_pb2 import JoinRequest
 
 if TYPE_CHECKING:
     from pswire.job_settings import JobSettings
+    from pswire.job_terms import JobTerms
     from pswire.optimizer_states import StateKey
 
 _CLOCK: Final = "clock:"
@@ -41,6 +54,9 @@ _NAME: Final = re.compile(rf"shard-([0-9]{{1,9}})-([0-9]{{1,9}}){re.escape(SUFFI
 
 _ADVANCES: Final = ("record", "done", "cut")
 """Entries that say which version and clock the shard has come to."""
+
+_REASON_LENGTH_MAX: Final = 512
+"""Characters of why a recording has ended, as it says."""
 
 UpdateKey = tuple[object, ...]
 """Of an update of the whole model, the same on all shards: a push or a clock."""
@@ -156,6 +172,7 @@ class ShardReplay:
         self.ending = self.damage = self.difference = self.error = ""
         self._open: dict[PushId, ReplayedPush] = {}
         self._finite: dict[int, bool] = {}
+        self._own: dict[int, Chunk] = {}
         self._lacking: set[int] | None = None
         reader = RecordingReader(path)
         for entry in _decoded(reader, self._begin_with):
@@ -163,10 +180,7 @@ class ShardReplay:
                 break
         else:
             why = reader.cut_text or self.ending
-            raise RecordingError(
-                f"{path} ends before all first values are in it{why and ', '}{why}: "
-                "nothing can be replayed"
-            )
+            raise RecordingError(self._beginning_text(why))
         self.model.engine.commit_seed()
 
     def run(self, until: Until) -> None:
@@ -187,7 +201,7 @@ class ShardReplay:
                     self.ending = f"up to --until, entry {entry.number}"
                     break
                 if entry.kind == "end":
-                    reason = entry.line.get("reason")
+                    reason = _reason(entry.line)
                     early = f", before that of its shard: {reason}"
                     self.ending = f"to the end{early if reason else ''}"
         except RecordingError as error:
@@ -219,31 +233,69 @@ class ShardReplay:
     def _begin_with(self, entry: Entry) -> Entry | None:
         """Takes what comes before all updates; None once it has all of it."""
         line = entry.line
-        if entry.kind == "begin":
-            self.settings: JobSettings = load_settings(line["settings"])
-            if not isinstance(self.settings.job_id, str):
-                raise TypeError("its job's id is no text")
-            self.shard_index: int = index(line["shard"])
-            self.incarnation: int = index(line["incarnation"])
-            self._arithmetic: str = line["arithmetic"]
-            self.model: ShardModel = shard_model(
-                load_terms(line["terms"]),
-                settings=self.settings,
-                shard_index=self.shard_index,
-            )
-            self._lacking = {chunk.index for chunk in self.model.chunks}
-            self.model.engine.begin_seed()
-        elif entry.kind == "end":
-            self.ending = line.get("reason", "")
-        elif entry.kind == "values":
-            assert self._lacking is not None, "values come after the beginning"
-            image = _image(line, entry.data)
-            self._finite[line["chunk"]] = image.is_finite
-            self.model.engine.write_seed_image(line["chunk"], image)
-            self._lacking.discard(line["chunk"])
-        elif entry.kind == "terms":
-            self.model.declare(load_terms(line["terms"]))
+        match entry.kind:
+            case "begin" if self._lacking is None:
+                self._begin(line)
+            case "end":
+                self.ending = _reason(line)
+            case "values":
+                self._begin_chunk(line, entry.data)
+            case "terms":
+                self._declare(line)
         return None if self._lacking == set() else entry
+
+    def _begin(self, line: Mapping[str, Any]) -> None:
+        settings, terms = _settings(line["settings"]), _terms(line["terms"])
+        if line["shard"] >= settings.shard_count:
+            raise DamagedError(
+                f"it is of shard {line['shard']}, of {settings.shard_count}"
+            )
+        if problem := terms.problem(settings.update_rules(terms.clip_grad_norm)):
+            raise DamagedError(f"no job has these rules: {problem}")
+        # Else a short file could name a model whose chunks alone would fill the memory.
+        size, shards = self.path.stat().st_size, settings.shard_count
+        least = shard_bytes_min(terms.schema, shards, terms.chunk_bytes(settings))
+        if least <= size:
+            placement = terms.placement(settings)
+            least = placement.byte_count_of_shard(line["shard"])
+        if least > size:
+            raise RecordingError(self._beginning_text())
+        self.settings, self._arithmetic = settings, line["arithmetic"]
+        self.shard_index, self.incarnation = line["shard"], line["incarnation"]
+        self.model = shard_model(terms, settings=settings, shard_index=self.shard_index)
+        self._own = {chunk.index: chunk for chunk in self.model.chunks}
+        self._lacking = set(self._own)
+        self.model.engine.begin_seed()
+
+    def _begin_chunk(self, line: Mapping[str, Any], data: memoryview) -> None:
+        chunk = self._chunk(line["chunk"])
+        assert self._lacking is not None, "of what has begun there are chunks"
+        image = _image(line, data, chunk)
+        self._finite[chunk.index] = image.is_finite
+        self.model.engine.write_seed_image(chunk.index, image)
+        self._lacking.discard(chunk.index)
+
+    def _beginning_text(self, why: str = "") -> str:
+        return (
+            f"{self.path} ends before all first values are in it{why and ', '}{why}: "
+            "nothing can be replayed"
+        )
+
+    def _chunk(self, chunk_index: int) -> Chunk:
+        """A chunk of this shard.
+
+        Raises:
+            DamagedError: It is of none, or the recording has not begun.
+        """
+        if chunk_index not in self._own:
+            raise DamagedError(f"it is of chunk {chunk_index}, which the shard has not")
+        return self._own[chunk_index]
+
+    def _declare(self, line: Mapping[str, Any]) -> None:
+        terms = _terms(line["terms"])
+        if not self._own or terms.schema != self.model.terms.schema:
+            raise DamagedError("it declares optimizers of another model")
+        self.model.declare(terms)
 
     def _take(self, entry: Entry) -> Entry:
         line = entry.line
@@ -253,33 +305,31 @@ class ShardReplay:
             case "state":
                 self._load_state(line, entry.data)
             case "terms":
-                self.model.declare(load_terms(line["terms"]))
+                self._declare(line)
             case "push":
                 push = _push(line["push"])
-                norm = line["gradient_norm"]
-                sent = (
-                    index(line["clock"]),
-                    float(line["weight"]),
-                    None if norm is None else float(norm),
-                )
+                sent = (line["clock"], line["weight"], line["gradient_norm"])
                 # It comes again where a call broke.
                 self._open.setdefault(push, ReplayedPush(push, *sent))
             case "done":
                 push = _push(line["push"])
                 known = self._open.pop(push, ReplayedPush(push))
-                known.outcome = Outcome.labelled(line["outcome"]).label
-                known.version = index(line["version"])
+                known.outcome, known.version = line["outcome"], line["version"]
                 self.pushes.append(known)
         if entry.kind in _ADVANCES:
-            self.version, self.clock = index(line["version"]), index(line["clock"])
+            self.version, self.clock = line["version"], line["clock"]
         return entry
 
     def _apply(self, entry: Entry) -> None:
         line = entry.line
-        chunk = self.model.placement.chunks[line["chunk_index"]]
+        chunk, engine = self._chunk(line["chunk_index"]), self.model.engine
         row_lengths = [each.row_length for each in self.model.terms.schema.entries]
-        effect, rest = load_update(line, entry.data, chunk, row_lengths)
+        effect, rest = load_update(
+            line, entry.data, chunk, row_lengths, engine.buffer_entries
+        )
         pushes = list(map(_push, line["pushes"]))
+        if unknown := set(pushes) - set(self._open):
+            raise DamagedError(f"it is of {min(unknown)}, which is not under way")
         key: UpdateKey = (effect.clock,) if effect.pusher is None else (*pushes,)
         update = self.updates.setdefault(key, ReplayedUpdate(pushes, effect.clock))
         for push in pushes:
@@ -294,14 +344,12 @@ class ShardReplay:
         self.chunk_update_count += 1
         if not line["applied"]:
             return
-        pulled = None
-        if line["pulled"]:
-            pulled = SentValues()
-            pulled.copies = {chunk.index: load_tensors(line["pulled"], rest)[PULLED]}
+        check_update(engine, effect, chunk)
+        pulled = _pulled(line["pulled"], rest, chunk)
         before = self.values(chunk).clone()
-        applied = apply_update(self.model.engine, effect, pulled)
+        applied = apply_update(engine, effect, pulled)
         self._look_at(update, chunk, before)
-        is_same = values_digest(self.model.engine, chunk.index) == line["digest"]
+        is_same = values_digest(engine, chunk.index) == line["digest"]
         is_same &= list(applied.torn_worker_ids) == line["torn"]
         if not (is_same or self.difference):
             self.difference = (
@@ -333,11 +381,17 @@ class ShardReplay:
         states: dict[int, dict[StateKey, torch.Tensor]] = {}
         for name, tensor in load_tensors(line["tensors"], data).items():
             key = PartKey.parse(name)
-            assert key.state is not None
-            states.setdefault(key.chunk_index, {})[key.state] = tensor
-        self.model.engine.load_state(
-            line["optimizer"], states, spec_digest=line["spec_digest"]
-        )
+            if key.state is None or key.optimizer != line["optimizer"]:
+                raise DamagedError(
+                    f"its tensor {printable(name)[:64]} is no such state"
+                )
+            chunk = self._chunk(key.chunk_index)
+            states.setdefault(chunk.index, {})[key.state] = tensor
+        optimizer, digest = line["optimizer"], line["spec_digest"]
+        engine = self.model.engine
+        for chunk_index, state in states.items():
+            engine.check_state(optimizer, chunk_index, state, spec_digest=digest)
+        engine.load_state(optimizer, states, spec_digest=digest)
 
 
 def newest_recordings(paths: Sequence[Path]) -> list[Path]:
@@ -383,35 +437,90 @@ def _decoded(reader: RecordingReader, take: Any) -> Iterator[Any]:  # noqa: ANN4
     """What is made of each entry; one that makes no sense is a damaged one."""
     for entry in reader.entries():
         try:
+            check_line(entry.kind, entry.line)
             made = take(entry)
-        except (*UNREADABLE, CheckpointError, AssertionError, RuntimeError) as error:
-            # torch raises the last one, of shapes that do not fit.
-            raise reader.damaged(
-                entry.number, entry.place, f"{type(error).__name__}, {error}"
-            ) from error
+        except (DamagedError, Refusal) as error:
+            what = error.message if isinstance(error, Refusal) else str(error)
+            raise reader.damaged(entry.number, entry.place, what) from error
         yield made
 
 
-def _image(line: Mapping[str, Any], data: memoryview) -> ChunkImage:
-    index = line["chunk"]
-    values = master = None
+def _settings(data: Mapping[str, Any]) -> "JobSettings":
+    """Settings, checked as those that a coordinator sends."""
+    try:
+        settings = read_settings(settings_message(load_settings(data)))
+        check_name("job", settings.job_id)
+    except UNREADABLE as error:
+        raise DamagedError(f"its settings are none: {_text_of(error)}") from error
+    if not 1 <= settings.shard_count <= SHARD_COUNT_MAX:
+        raise DamagedError(f"its job has {settings.shard_count} shards")
+    if settings.chunk_bytes < 0 or 0 < settings.chunk_bytes < CHUNK_BYTES_MIN:
+        raise DamagedError(f"its chunks have {settings.chunk_bytes} bytes")
+    for value in (settings.delay_compensation, settings.gradient_norm_max):
+        if not (math.isfinite(value) and value >= 0):
+            raise DamagedError(f"its settings have the number {value}")
+    return settings
+
+
+def _terms(data: Mapping[str, Any]) -> "JobTerms":
+    """Terms, checked as those that a worker sends."""
+    try:
+        terms = read_terms(JoinRequest(**terms_fields(load_terms(data))))
+        terms.schema.validate()
+    except UNREADABLE as error:
+        raise DamagedError(f"its terms are none: {_text_of(error)}") from error
+    if terms.clip_grad_norm and not is_clip_norm(terms.clip_grad_norm):
+        raise DamagedError(f"it clips gradients to {terms.clip_grad_norm}")
+    return terms
+
+
+def _text_of(error: Exception) -> str:
+    return f"{type(error).__name__}, {printable(str(error))[:128]}"
+
+
+def _image(line: Mapping[str, Any], data: memoryview, chunk: Chunk) -> ChunkImage:
+    """The first values of a chunk; its state is still to be checked."""
+    value, master = PartKey.value(chunk.index), PartKey.master(chunk.index)
+    elements: dict[PartKey, torch.Tensor] = {}
     states: dict[str, dict[StateKey, torch.Tensor]] = {}
     for name, tensor in load_tensors(line["tensors"], data).items():
         key = PartKey.parse(name)
-        if key.state is not None:
+        if key.state is not None and key.chunk_index == chunk.index:
             states.setdefault(key.optimizer, {})[key.state] = tensor
-        elif key == PartKey.master(index):
-            master = tensor
+        elif key == value:
+            dtype = TORCH_DTYPES[chunk.element_type]
+            elements[key] = elements_of(tensor, key, chunk, dtype)
+        elif key == master:
+            elements[key] = elements_of(tensor, key, chunk, torch.float32)
         else:
-            values = tensor
-    assert values is not None
+            raise DamagedError(
+                f"its tensor {printable(name)[:64]} is none of the chunk"
+            )
     digests = line["spec_digests"]
+    if value not in elements or set(digests) != set(states):
+        raise DamagedError("it lacks the values, or the declaration of some state")
     held = {name: HeldState(digests[name], state) for name, state in states.items()}
-    return ChunkImage(values=values, master=master, states=held)
+    return ChunkImage(elements[value], elements.get(master), held)
+
+
+def _pulled(rows: Sequence[Any], data: memoryview, chunk: Chunk) -> SentValues | None:
+    """What the pusher of an update was sent of a chunk; None if nothing is known."""
+    tensors = load_tensors(rows, data)
+    if not tensors:
+        return None
+    copy = tensors.get(PULLED)
+    if copy is None or len(tensors) > 1 or tuple(copy.shape) != (chunk.element_count,):
+        raise DamagedError("what its worker had pulled are no values of the chunk")
+    pulled = SentValues()
+    pulled.copies = {chunk.index: copy}
+    return pulled
 
 
 def _push(values: Sequence[Any]) -> PushId:
     worker_id, incarnation, sequence = values
-    if not isinstance(worker_id, str):
-        raise TypeError(f"the worker of a push is {worker_id!r:.80}")
-    return PushId(WorkerKey(worker_id, index(incarnation)), index(sequence))
+    return PushId(WorkerKey(worker_id, incarnation), sequence)
+
+
+def _reason(line: Mapping[str, Any]) -> str:
+    """Why a recording has ended before its shard; empty if it has not."""
+    return printable(line.get("reason", ""))[:_REASON_LENGTH_MAX]

@@ -206,7 +206,9 @@ class PushCall:
                     f"chunk {frame.index} has values in encoding {frame.encoding}: "
                     "they go as they are",
                 )
-            payload = model.compressed.payload(placed, presence, frame)
+            payload = model.compressed.payload(
+                placed, presence, frame.encoding, frame.data
+            )
         chunk = StagedChunk(digest=frame.digest, presence=presence, payload=payload)
         if self._ahead is not None:
             self._ahead.put(frame.index, chunk)

@@ -8,7 +8,6 @@ from typing import NoReturn
 import torch
 
 from pswire.encodings.known import Encoding
-from pswire.frames import ChunkFrame
 from pswire.placement import Chunk
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType
@@ -66,25 +65,25 @@ class CompressedGradients:
         self._buffers = frozenset(buffer_entries)
 
     def payload(
-        self, chunk: Chunk, presence: Sequence[bool], frame: ChunkFrame
+        self, chunk: Chunk, presence: Sequence[bool], number: int, data: memoryview
     ) -> CompressedPayload:
         """What is to be staged of a chunk.
 
         Args:
             chunk: The chunk.
             presence: Which of its slices came.
-            frame: As it came.
+            number: Of the encoding.
+            data: As it came.
 
         Raises:
             Refusal: `CHUNK_INVALID`, with what was expected.
         """
         encoding = self._encoding
-        if encoding is None or frame.encoding != encoding.number:
+        if encoding is None or number != encoding.number:
             name = f"as {encoding.name}" if encoding else "as they are"
             _refuse(
                 chunk,
-                f"comes in encoding {frame.encoding}, and gradients of this job go "
-                f"{name}",
+                f"comes in encoding {number}, and gradients of this job go {name}",
             )
         if not encoding.takes(chunk.element_type):
             _refuse(
@@ -104,15 +103,14 @@ class CompressedGradients:
         buffer_count = sum(count for is_buffer, count in pieces if is_buffer)
         parameter_count = sum(count for _, count in pieces) - buffer_count
         buffer_bytes = buffer_count * chunk.element_type.byte_count
-        if len(frame.data) < buffer_bytes:
+        if len(data) < buffer_bytes:
             _refuse(
                 chunk,
-                f"has {len(frame.data)} bytes, and its buffers alone take "
-                f"{buffer_bytes}",
+                f"has {len(data)} bytes, and its buffers alone take {buffer_bytes}",
             )
-        encoding.codec().check(frame.data[buffer_bytes:], parameter_count)
+        encoding.codec().check(data[buffer_bytes:], parameter_count)
         return CompressedPayload(
-            data=frame.data,
+            data=data,
             encoding=encoding,
             parameter_count=parameter_count,
             buffer_bytes=buffer_bytes,

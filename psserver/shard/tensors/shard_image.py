@@ -128,13 +128,23 @@ class PartOfImage:
     def _elements(self, key: PartKey, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:
         if key not in self._keys.get(chunk.index, ()):
             raise DamagedError(f"it has no tensor {key.text}")
-        found = self._part.tensor(key.text)
-        if found.dtype != dtype or tuple(found.shape) != (chunk.element_count,):
-            raise DamagedError(
-                f"its tensor {printable(key.text)} has shape {list(found.shape)} of "
-                f"{found.dtype}, where {chunk.element_count} of {dtype} belong"
-            )
-        return found
+        return elements_of(self._part.tensor(key.text), key, chunk, dtype)
+
+
+def elements_of(
+    found: torch.Tensor, key: PartKey, chunk: Chunk, dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor that is to have an element for each of a chunk.
+
+    Raises:
+        DamagedError: It is of another type or size.
+    """
+    if found.dtype != dtype or tuple(found.shape) != (chunk.element_count,):
+        raise DamagedError(
+            f"its tensor {printable(key.text)[:64]} has shape {list(found.shape)} of "
+            f"{found.dtype}, where {chunk.element_count} of {dtype} belong"
+        )
+    return found
 
 
 def _declared(data: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, str]]:

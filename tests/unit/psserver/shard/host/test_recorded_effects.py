@@ -69,18 +69,20 @@ def update(*parts: StagedContribution) -> ApplyChunk:
 def round_trip(effect: ApplyChunk) -> ApplyChunk:
     line, pieces = dump_update(effect)
     data = memoryview(b"".join(bytes(each) for each in pieces) + b"rest")
-    read, rest = load_update(line, data, CHUNK, ROW_LENGTHS)
+    read, rest = load_update(line, data, CHUNK, ROW_LENGTHS, {2})
     assert bytes(rest) == b"rest"
     return read
 
 
 def test_every_field_of_an_update_comes_back() -> None:
     raw = memoryview(b"0123" * 10)
+    int8 = ENCODINGS["int8"]
+    values = int8.codec().encode(torch.linspace(-1, 1, 6))
     encoded = CompressedPayload(
-        data=memoryview(b"abc"),
-        encoding=ENCODINGS["int8"],
+        data=memoryview(b"0123" * 4 + bytes(values)),
+        encoding=int8,
         parameter_count=6,
-        buffer_bytes=1,
+        buffer_bytes=16,
         element_type=ElementType.FLOAT32,
         chunk_bytes=52,
     )

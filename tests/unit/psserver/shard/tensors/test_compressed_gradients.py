@@ -9,7 +9,6 @@ from psserver.shard.core.effects import StagedContribution
 from psserver.shard.host.chunk_updates import byte_count, with_bytes
 from psserver.shard.tensors.compressed_gradients import CompressedGradients
 from pswire.encodings.known import ENCODINGS, Encoding
-from pswire.frames import ChunkFrame
 from pswire.placement import Chunk, Slice
 from pswire.reasons import ErrorReason
 from pswire.schema import ElementType
@@ -29,11 +28,6 @@ def chunk_of(*slices: Slice, element_type: ElementType = ElementType.FLOAT32) ->
     )
 
 
-def frame_of(data: bytes, encoding: int = ENCODINGS["int8"].number) -> ChunkFrame:
-    nothing = memoryview(b"")
-    return ChunkFrame(7, 0, True, encoding, 0, b"\7", nothing, memoryview(data))
-
-
 @pytest.mark.parametrize(
     "element_type", [ElementType.FLOAT32, ElementType.BFLOAT16, ElementType.FLOAT16]
 )
@@ -51,7 +45,7 @@ def test_what_is_staged_is_decoded_to_float32_with_buffers_as_they_came(
     presence = (True, True, True)
 
     payload = CompressedGradients(ENCODINGS["int8"], [2]).payload(
-        chunk, presence, frame_of(data)
+        chunk, presence, ENCODINGS["int8"].number, memoryview(data)
     )
     part: Any = StagedContribution(
         worker_id="a", weight=1.0, loss_scale=1.0, presence=presence, payload=payload
@@ -122,5 +116,5 @@ def test_what_the_job_has_not_agreed_on_is_refused(
     presence = (True,) * len(chunk.slices)
     with refused(ErrorReason.CHUNK_INVALID, text):
         CompressedGradients(method, [2]).payload(
-            chunk, presence, frame_of(data, encoding)
+            chunk, presence, encoding, memoryview(data)
         )
