@@ -212,9 +212,13 @@ def _recorded(folder: Path) -> Path:
     pulled = SentValues()
     pulled.copies = {0: torch.arange(13.0)}
     plain_bytes = buffer_of(values)
-    for sequence, payloads in enumerate(
-        ([plain_bytes], [sparse], [encoded], [plain_bytes, sparse]), start=1
-    ):
+    updates: list[list[object]] = [
+        [plain_bytes],
+        [sparse],
+        [encoded],
+        [plain_bytes, sparse],
+    ]
+    for sequence, payloads in enumerate(updates, start=1):
         workers = [key(name) for name, _ in zip("ab", payloads, strict=False)]
         pushes = [PushId(worker, sequence) for worker in workers]
         trailer = Trailer(optimizer="optimizer", weight=8.0, gradient_norm=2.5)

@@ -354,7 +354,7 @@ def test_values_that_come_out_differently_are_noticed(
         ("done", {"clock": "1"}),
         ("state", {"tensors": [["0/momentum_buffer", 1, [-1]]]}),
         ("state", {"optimizer": "nobody's"}),
-        ("terms", {"kind": "fit"}),
+        ("done", {"kind": "fit"}),
         ("update", {"chunk_index": 99_999}),
         ("update", {"contributions": [{}]}),
         ("update", {"total_weight": 0.0}),
@@ -367,7 +367,7 @@ def test_values_that_come_out_differently_are_noticed(
 def test_what_no_release_writes_is_damage_though_its_digests_are_right(
     kind: str, changes: dict[str, object], tmp_path: Path
 ) -> None:
-    """It is found before anything is made of it: no assertion and no `torch` says so."""
+    """It is found before anything is made of it, and not by what would fail then."""
     path = Recorded(1, tmp_path).run()
     pieces = [MAGIC]
     for each in RecordingReader(path).entries():
