@@ -3695,8 +3695,8 @@ BUGS = (
         "a replay compensates no delay",
         Edit(
             "psserver/shard/host/replaying.py",
-            "apply_update(self.model.engine, effect, pulled)",
-            "apply_update(self.model.engine, effect)",
+            "apply_update(engine, effect, pulled)",
+            "apply_update(engine, effect)",
         ),
         tests="tests/integration/test_replay.py::test_a_replay_has_the_bits_of_the_shards",
     ),

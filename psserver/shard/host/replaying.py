@@ -29,6 +29,7 @@ from psserver.shard.host.shard_model import shard_model
 from psserver.shard.tensors.chunk_image import ChunkImage, HeldState
 from psserver.shard.tensors.sent_values import SentValues
 from psserver.shard.tensors.shard_image import elements_of
+from psserver.shard.tensors.shard_optimizers import check_optimizer
 from pswire.checkpoint.errors import UNREADABLE, DamagedError
 from pswire.checkpoint.parts import PartKey
 from pswire.clipping import is_clip_norm
@@ -250,6 +251,8 @@ class ShardReplay:
             raise DamagedError(
                 f"it is of shard {line['shard']}, of {settings.shard_count}"
             )
+        for spec in terms.optimizers:
+            check_optimizer(spec)
         if problem := terms.problem(settings.update_rules(terms.clip_grad_norm)):
             raise DamagedError(f"no job has these rules: {problem}")
         # Else a short file could name a model whose chunks alone would fill the memory.
