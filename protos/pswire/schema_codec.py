@@ -79,6 +79,17 @@ def read_terms(
     )
 
 
+def checked_terms(terms: JobTerms) -> JobTerms:
+    """Terms from elsewhere than a message, checked as those of one.
+
+    Raises:
+        Refusal: As `read_terms`.
+        ValueError: A number or a text does not go into a message.
+        TypeError: Something is no number, or no text.
+    """
+    return read_terms(coordinator_service_pb2.JoinRequest(**terms_fields(terms)))
+
+
 def _privacy_message(privacy: Privacy) -> schema_pb2.Privacy:
     return schema_pb2.Privacy(
         noise_multiplier=privacy.noise_multiplier,

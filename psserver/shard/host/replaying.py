@@ -40,9 +40,8 @@ from pswire.membership_codec import read_settings, settings_message
 from pswire.names import check_name, printable
 from pswire.placement import Chunk, shard_bytes_min
 from pswire.reasons import Refusal
-from pswire.schema_codec import read_terms, terms_fields
+from pswire.schema_codec import checked_terms
 from pswire.torch_types import TORCH_DTYPES, buffer_of
-from pswire.v1.coordinator_service_pb2 import JoinRequest
 
 if TYPE_CHECKING:
     from pswire.job_settings import JobSettings
@@ -468,7 +467,7 @@ def _settings(data: Mapping[str, Any]) -> "JobSettings":
 def _terms(data: Mapping[str, Any]) -> "JobTerms":
     """Terms, checked as those that a worker sends."""
     try:
-        terms = read_terms(JoinRequest(**terms_fields(load_terms(data))))
+        terms = checked_terms(load_terms(data))
         terms.schema.validate()
     except UNREADABLE as error:
         raise DamagedError(f"its terms are none: {_text_of(error)}") from error
