@@ -498,7 +498,14 @@ class CoordinatorConfig:
             raise OptionError(
                 f"--backup-workers {count} has no meaning with --mode "
                 f"{self.mode.label}: there no worker waits for the slowest ones "
-                f"of a clock; leave it out, or say --mode {CLOCKED_MODES}"
+                f"of a clock; leave it out, or say --mode {Mode.BSP.label}"
+            )
+        if count and self.mode.rules.has_quorum:
+            raise OptionError(
+                f"--backup-workers {count} has no effect with --mode "
+                f"{self.mode.label}: there --quorum says how many pushes a clock waits "
+                "for, and all others may be late; leave it out and say --quorum, or "
+                f"say --mode {Mode.BSP.label}"
             )
         needed_by = self._needs_two_phases
         if self.step_atomicity is StepAtomicity.CHUNK and needed_by:

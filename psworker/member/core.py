@@ -6,10 +6,12 @@ the user's thread, in tests the drawn schedules. Source: docs/decisions/0014.
 
 A push on its way to all shards: a call whose outcome is unknown is followed by a
 question, and what the shard has of the push is not sent again. Shards say `staged` once
-they have everything that a clock needs; a worker that has the same from all of them
-commits it on all of them, and says what follows from what they have measured. Any
-contributor is enough, and a repeated commit changes nothing. A clock whose contributors
-died is finished by a record. Source: docs/decisions/0006.
+they have everything that a clock needs, and say it again to a push of a clock that they
+have committed already: its driver may have been lost before it did so elsewhere. A
+worker that has the same from all of them commits it on all of them, and says what
+follows from what they have measured. Any contributor is enough, and a repeated commit
+changes nothing. A clock whose contributors died is finished by a record. Source:
+docs/decisions/0006.
 """
 
 from collections.abc import Collection, Sequence
@@ -96,7 +98,8 @@ class OpenPush:
         self._drives_others = drives_others
         self._failure_counts = [0] * len(chunk_indexes)
         self._staged: dict[int, ClockChoice] = {}
-        self._answered: set[int] = set()
+        self._named: ClockChoice | None = None
+        self._done: set[int] = set()
 
     @property
     def shard_count(self) -> int:
@@ -135,53 +138,44 @@ class OpenPush:
     def found(self, shard_index: int, session: ShardSession) -> Send:
         """A shard says what it has of this worker's pushes."""
         if self.sequence <= session.sequence_done_max:
+            self._done.add(shard_index)
             return Send(self._chunk_indexes[shard_index])
         return Send(session.held_chunks.get(self.sequence, frozenset()))
 
     def staged(self, shard_index: int, choice: ClockChoice) -> Commit | Choose | None:
         """A shard has everything that it needs for a clock with these contributors."""
         self._staged[shard_index] = choice
+        if not choice.workers:
+            self._named = None  # it has not heard, or forgotten, what was named
         return self.agreed
-
-    def answered(self, shard_index: int) -> Commit | Choose | None:
-        """A shard is done with the push.
-
-        Returns:
-            What is to be done for the others, if this one had not said `staged`: the
-            clock was committed there by one who was lost before it did the same
-            elsewhere.
-        """
-        self._answered.add(shard_index)
-        return None if shard_index in self._staged else self.agreed
 
     @property
     def agreed(self) -> Commit | Choose | None:
         """What follows once all shards have said the same, and until then nothing.
 
-        One that is done with the push has been told by another driver. Where clocks are
-        measured, with what follows from what all shards have measured.
+        Where clocks are measured, with what follows from what all shards have measured.
         """
         staged = self._staged
-        silent = set(range(self.shard_count)) - staged.keys()
-        if not staged or not silent <= self._answered:
+        if len(staged) < self.shard_count or len(self._done) == self.shard_count:
             return None
-        if len({(each.clock, each.workers) for each in staged.values()}) > 1:
-            return None
-        choice = next(iter(staged.values()))
-        if silent and self._update.is_measured:
-            return None  # what the silent ones have measured is not known here
-        if not choice.workers:
-            # With backup workers: each shard speaks of this worker's push alone.
-            return Choose(choice.clock, self.sequence)
         # In the order of shards, as every worker that commits adds them up.
         parts = tuple(staged[index] for index in sorted(staged))
-        found = self._update.decided(parts)
+        found = {(each.clock, each.workers) for each in parts if each.workers}
+        if not all(each.workers for each in parts):
+            # With backup workers: a shard speaks of this worker's push alone. Others
+            # may have heard whose pushes count, by a driver that was lost in between.
+            is_told = self._named is not None and found == {self._named[:2]}
+            return None if is_told else Choose(parts[0].clock, self.sequence)
+        if len(found) > 1:
+            return None
+        choice = self._update.decided(parts)
         return self.chosen(
-            found._replace(parts=parts if self._update.is_measured else ())
+            choice._replace(parts=parts if self._update.is_measured else ())
         )
 
     def chosen(self, choice: ClockChoice) -> Commit | None:
         """The contributors of the clock are known, or that it is closed already."""
+        self._named = choice
         drives = self._worker in choice.workers or self._drives_others
         return Commit(choice) if drives and choice.workers else None
 

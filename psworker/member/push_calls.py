@@ -70,15 +70,8 @@ class Commits:
 
     def take_staged(self, shard_index: int, choice: ClockChoice) -> None:
         """A shard has everything that it needs for a clock with these contributors."""
-        if self._push.staged(shard_index, choice) is not None:
-            self._begin_driving()
-
-    def take_answer(self, shard_index: int) -> None:
-        """A shard has answered the push, perhaps before others are told to commit."""
-        if self._push.answered(shard_index) is not None:
-            self._begin_driving()
-
-    def _begin_driving(self) -> None:
+        if self._push.staged(shard_index, choice) is None:
+            return
         self._agreed.set()
         if self._driving is None:
             # Most pushes are never staged, and are spared a task that waits for that.
@@ -237,7 +230,6 @@ class PushCalls:
         receiver = self._silence.receiver(shard_index, taken)
         reply = await self._until_decided(shard_index, receiver, step)
         self._silence.answered(shard_index, reply.clock)
-        self._commits.take_answer(shard_index)
         if failpoints.armed:
             failpoints.hit("worker.push_answered")
         self._membership.core.check(shard_index, reply)

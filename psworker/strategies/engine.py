@@ -123,7 +123,10 @@ class Engine:
         }
         self._worker = backend.between_pushes
         made = [replaced.get(id(each), each) for each in outers]
-        self._outer_steps = OuterSteps(strategy, backend, anchors, inner, made, now)
+        kinds = [type(each) for each in outers]
+        self._outer_steps = OuterSteps(
+            strategy, backend, anchors, inner, made, kinds, now
+        )
         self._rounds = self._outer_steps.rounds
 
     # What the backend calls: an `optim.prepare.LocalTraining`

@@ -14,7 +14,10 @@ from psworker.strategies.pace import Every, Pace
 from psworker.strategies.strategy import Tensors, Turn
 
 _FRACTION: Final = NumberRange(
-    0.0, 1.0, why="it is a share of the workers, of whom at least one trains"
+    0.0,
+    1.0,
+    why="it is a share of the workers, of whom at least one trains",
+    is_above=True,
 )
 
 
@@ -39,7 +42,8 @@ class FedAvg(LocalSteps):
         Args:
             every: Local steps of a round. E epochs are E times the batches of this
                 worker's data; workers may have different ones.
-            fraction: Share of the workers that trains in a round (C), at least one.
+            fraction: Share of the workers that trains in a round (C), above 0 and at
+                most 1; at least one of them trains.
             seed: Of the choice; the same on all workers.
 
         Raises:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch.optim import Optimizer
 
 from pswire.activity import Activity
 from pswire.leased_data import DataRange
@@ -28,6 +29,7 @@ from psworker.strategies.strategy import (
     Strategy,
     Turn,
     answer_of,
+    check_outer,
     mode_problem,
     weight_of,
 )
@@ -72,6 +74,7 @@ class OuterSteps:
         anchors: Anchors,
         inner: InnerStates,
         optimizers: Sequence[Any],
+        kinds: Sequence[type[Optimizer]],
         now: Callable[[], float],
     ) -> None:
         """Begins with the job's values.
@@ -82,6 +85,7 @@ class OuterSteps:
             anchors: The twins.
             inner: State of the inner optimizers.
             optimizers: The outer ones, as the backend steps them, one a fragment.
+            kinds: Their classes, as the strategy has made them.
             now: A clock that only goes on, in seconds.
         """
         self._strategy = strategy
@@ -92,6 +96,7 @@ class OuterSteps:
         self._anchors = anchors
         self._inner = inner
         self._optimizers = optimizers
+        self._kinds = kinds
         self._sender = Sender()
         self._mode = backend.place.mode
         self._clock = 0  # of the push under way
@@ -311,6 +316,9 @@ class OuterSteps:
                 f"their names in the outer optimizer: {', '.join(sorted(known))}"
             )
         refuse_numbers(_FINITE, owner, **values)
+        if values:
+            kind = self._kinds[progress.fragment]
+            check_outer(self._strategy, kind, {**groups[0], **values})
         for group in groups:
             group.update(values)
 

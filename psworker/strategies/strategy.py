@@ -1,5 +1,6 @@
 """What a strategy of local steps answers; a paper's algorithm is a subclass."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, ParamSpec, TypeVar, get_args
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 from pswire.limits import NUMBER_MAX, PUSH_WEIGHT_MAX
 from pswire.membership import Mode
 from pswire.number_range import NumberRange
+from pswire.optimizers import SUPPORTED
 from psworker.backends.local import LOCAL_MODE
 from psworker.errors import (
     ConfigurationError,
@@ -250,6 +252,12 @@ def check_strategy(strategy: object) -> None:
         NumberRange(1, NUMBER_MAX), owner, fragment_count=strategy.fragment_count
     )
     refuse_numbers(NumberRange(0, NUMBER_MAX), owner, taken_after=strategy.taken_after)
+    shared: object = strategy.shared
+    if not _are_names(shared):
+        raise ConfigurationError(
+            f"{owner} has shared={shared!r}: give a tuple of names of its attributes, "
+            'as in shared = (*psworker.Strategy.shared, "every")'
+        )
     if missing := [each for each in strategy.shared if not hasattr(strategy, each)]:
         raise ConfigurationError(
             f"{owner}.shared names {missing[0]!r}, and there is no such attribute: set "
@@ -257,7 +265,7 @@ def check_strategy(strategy: object) -> None:
         )
     modes: object = strategy.modes
     labels = [each.label for each in Mode]
-    if not isinstance(modes, Sequence) or not modes or {*modes} - {*labels}:
+    if not _are_names(modes) or not modes or {*strategy.modes} - {*labels}:
         raise ConfigurationError(
             f"{owner} has modes={modes!r}: give a tuple of those that it works in, "
             f"from {', '.join(map(repr, labels))}"
@@ -269,6 +277,11 @@ def check_strategy(strategy: object) -> None:
             'inner_state="average" would put back what steps beside the push have '
             "changed: leave it out, or take what comes back at once, taken_after=0"
         )
+
+
+def _are_names(given: object) -> bool:
+    is_several = isinstance(given, Sequence) and not isinstance(given, str)
+    return is_several and all(isinstance(each, str) for each in given)
 
 
 def answer_of(method: Callable[P, T | None], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -327,6 +340,32 @@ def outer_of(strategy: Strategy, parameters: list[torch.Tensor]) -> Optimizer:
         "return one of all that it is given, such as torch.optim.SGD(parameters, "
         "lr=0.7)"
     )
+
+
+def check_outer(
+    strategy: Strategy, kind: type[Optimizer], group: Mapping[str, object]
+) -> None:
+    """Has the class of an outer optimizer check the hyperparameters of a push.
+
+    Args:
+        strategy: Who says them.
+        kind: The class.
+        group: The hyperparameters, all that a group of it has.
+
+    Raises:
+        ConfigurationError: The class refuses them.
+    """
+    # A script's own class may take no numbers, and pass its own on.
+    kind = next((each for each in kind.__mro__ if each.__name__ in SUPPORTED), kind)
+    taken = inspect.signature(kind).parameters.keys() & group.keys() - {"params"}
+    try:
+        kind([torch.empty(0)], **{name: group[name] for name in taken})
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"outer_hyperparameters() of {type(strategy).__name__} returned numbers "
+            f"that {kind.__name__} refuses: {error}. Nothing was pushed, and nothing "
+            "that was trained is lost: have it return what the optimizer takes"
+        ) from None
 
 
 def mode_problem(strategy: Strategy, mode: str) -> str:

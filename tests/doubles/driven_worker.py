@@ -441,11 +441,7 @@ class DrivenWorker:
         own = self.pushes[call.push.sequence]
         own.answers[call.shard_index] = reply
         del self._calls[call.shard_index]
-        if self.stage is not Stage.PUSHING:
-            return
-        if self._calls:
-            if self._open is not None:
-                self._carry_out(self._open.answered(call.shard_index))
+        if self._calls or self.stage is not Stage.PUSHING:
             return
         replies = [own.answers[index] for index in sorted(own.answers)]
         concluded = self.core.conclude(call.push.sequence, replies)
@@ -475,6 +471,12 @@ class DrivenWorker:
             self._send(shard_index, push.begin())
         elif push.failed(shard_index, None, is_retryable=True) is not None:
             self.network.ask_session(self, call)
+
+    def lead_anew(self) -> None:
+        """The next leader of a host group goes on with the push of the lost one."""
+        own = self.pushes[self.sequence + 1]
+        own.answers.clear()
+        self._begin_sending(own, asks_first=True)
 
     def found(self, call: Call, session: ShardSession) -> None:
         """A shard says what it has of this worker's pushes."""
@@ -548,13 +550,15 @@ class DrivenWorker:
             )
             for shard_index, chunk_indexes in enumerate(self.network.chunks_by_shard)
         }
-        self.pushes[push.sequence] = OwnPush(push, place, trailers)
+        own = self.pushes[push.sequence] = OwnPush(push, place, trailers)
         self.stage = Stage.PUSHING
+        self._begin_sending(own, asks_first=self.core.has_quorum)
+
+    def _begin_sending(self, own: OwnPush, *, asks_first: bool) -> None:
         self._open = self.core.open(
-            push.sequence, [each.chunk_indexes for each in trailers.values()]
+            own.push.sequence, [each.chunk_indexes for each in own.trailers.values()]
         )
-        asks_first = self.core.has_quorum
-        for shard_index in trailers:
+        for shard_index in own.trailers:
             self._send(shard_index, self._open.begin(asks_first=asks_first))
 
     def _send(self, shard_index: int, step: Send | Ask) -> None:

@@ -29,6 +29,7 @@ class Mishaps:
         self.joiners_left = rng.randint(0, 3)
         self._losses_left = rng.randint(1, 5) if scenario.loses_workers else 0
         self._cuts_left = rng.randint(1, 4) if scenario.cuts_off else 0
+        self._leaders_left = rng.randint(1, 6) if scenario.loses_leaders else 0
         self._shards_left = rng.randint(1, 3) if scenario.loses_shards else 0
         self._changes_left = rng.randint(0, 3) if len(scenario.modes) > 1 else 0
 
@@ -69,6 +70,9 @@ class Mishaps:
         if self._shards_left and may_return:
             # Also while the job returns for another one.
             found += [self._lose_shard] * len(found)
+        if self._leaders_left and self._pushing():
+            # As likely as all else: a push is soon over.
+            found += [self._lose_leader] * len(found)
         if self._losses_left and self._world.coordinator.records:
             found += [self._kill_worker, self._stop_worker, self._give_up_step]
             # As likely as all else: it leaves little time.
@@ -252,6 +256,24 @@ class Mishaps:
             world.kill_shard(shard)
         else:
             world.stop_shard(shard)
+
+    def _pushing(self) -> list[DrivenWorker]:
+        return [worker for worker in self._live() if worker.stage is Stage.PUSHING]
+
+    def _lose_leader(self) -> None:
+        """A host group's leader is killed: of its commits any have arrived."""
+        rng, world = self._world.rng, self._world
+        self._leaders_left -= 1
+        worker = rng.choice(self._pushing())
+        for shard in world.shards:
+            world.links.cut(worker.name, shard.name)
+            world.links.cut(shard.name, worker.name)
+            if rng.random() < 0.5:
+                world.links.cut(f"{worker.name} commits", shard.name)
+            world.links.cut(f"{worker.name} ready", shard.name)
+            world.links.cut(f"{worker.name} waits", shard.name)
+            shard.hang_up(worker.key)
+        worker.lead_anew()
 
     def _flap_worker(self) -> None:
         """A worker's stream breaks and comes back."""

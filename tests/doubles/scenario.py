@@ -31,6 +31,8 @@ class Scenario:
         steps_again: Whether scripts step twice on each batch.
         loses_shards: Whether shards die, or stop for long, once there is a checkpoint
             to return to.
+        loses_leaders: Whether a worker is a host group, whose leader may die in the
+            middle of a push: the next one goes on with it.
     """
 
     modes: tuple[Mode, ...] = (Mode.BSP,)
@@ -48,6 +50,7 @@ class Scenario:
     saves: bool = False
     steps_again: bool = False
     loses_shards: bool = False
+    loses_leaders: bool = False
 
     @property
     def may_miss(self) -> bool:

@@ -240,9 +240,9 @@ class SimulatedShard:
             self.surroundings.refuse(call, refusal)
             return True
         self._calls[call.push] = call
+        self.pump()
         if reply is not None:
             self._finish(call.push, reply)
-        self.pump()
         return True
 
     def take(self, call: Call, what: Trailer | int) -> bool:

@@ -861,13 +861,68 @@ BUGS = (
         "a clock that one shard has closed stays open on the others",
         Edit(
             f"{WORKER}/member/core.py",
-            "not silent <= self._answered:",
-            "silent:",
+            "        if not all(each.workers for each in parts):\n",
+            "        if not found:\n",
+        ),
+        tests=f"{WORKER_TESTS}/member/test_open_push.py",
+    ),
+    bug(
+        "a strategy's numbers are taken that its outer optimizer refuses",
+        Edit(
+            f"{WORKER}/strategies/outer_steps.py",
+            "        if values:\n            kind",
+            "        if not values:\n            kind",
+        ),
+        tests=f"{WORKER_TESTS}/strategies/test_refusals.py",
+    ),
+    bug(
+        "a shard that is done with a push does not say again what it has committed",
+        Edit(
+            "psserver/shard/core/shard_progress.py",
+            "        elif member is not None:\n            clock = ",
+            "        elif member is None:\n            clock = ",
         ),
         tests=(
-            f"{WORKER_TESTS}/member/test_open_push.py",
-            f"{WORKER_TESTS}/member/test_commits.py",
+            "tests/unit/psserver/shard/core/test_clipped_clocks.py",
+            "tests/property/test_core_schedules.py",
         ),
+    ),
+    bug(
+        "one that is late for a clock does not hear what it was committed with",
+        Edit(
+            f"{SHARD_CORE}/clock_progress.py",
+            "            if became is Outcome.DROPPED:\n                #",
+            "            if not became:\n                #",
+        ),
+        tests="tests/unit/psserver/shard/core/test_backup_workers.py",
+    ),
+    bug(
+        "backup workers are taken in mode quorum, and do nothing",
+        Edit(
+            "psserver/config.py",
+            "        if count and self.mode.rules.has_quorum:\n",
+            "        if not count and self.mode.rules.has_quorum:\n",
+        ),
+        tests="tests/unit/psserver/test_config.py",
+    ),
+    bug(
+        "what a shard has committed is hidden by its answer",
+        Edit(
+            "psserver/shard/host/push_session.py",
+            "        if self._staged is not None:\n",
+            "        if self._staged is not None and self._reply is None:\n",
+        ),
+        tests="tests/unit/psserver/shard/host/test_push_session.py",
+    ),
+    bug(
+        "a lost start's push that was dropped is refused, and taken for applied",
+        Edit(
+            "psserver/shard/core/shard_progress.py",
+            "        if window.outcome_of(push.sequence) is Outcome.DROPPED:\n"
+            "            return\n",
+            "",
+        ),
+        tests="tests/unit/psserver/shard/core/test_push_departures.py",
     ),
     bug(
         "a worker goes on after a drop by an older record than the shards'",
@@ -935,8 +990,8 @@ BUGS = (
         "a commit before the last shard has staged the clock",
         Edit(
             f"{WORKER}/member/core.py",
-            "        if not staged or not silent <= self._answered:\n",
-            "        if 0 not in staged:\n",
+            "        if len(staged) < self.shard_count or ",
+            "        if 0 not in staged or ",
         ),
         tests=(
             f"{WORKER_TESTS}/member/test_open_push.py",

@@ -121,6 +121,29 @@ SCENARIOS = {
     ),
     "quorum saved": lossy(modes=EVERY, saves=True, may_wait=True),
     "quorum shards": lossy(modes=EVERY, saves=True, loses_shards=True),
+    "leaders": Scenario(loses_leaders=True, is_two_phase=True),
+    "leaders clipped": Scenario(loses_leaders=True, clip_grad_norm=0.5),
+    "leaders ssp lossy": lossy(
+        modes=(Mode.SSP, Mode.ASP),
+        loses_leaders=True,
+        is_two_phase=True,
+        clip_grad_norm=0.5,
+    ),
+    "leaders backups": Scenario(
+        loses_leaders=True, has_backups=True, clip_grad_norm=0.5
+    ),
+    "leaders quorum": Scenario(
+        modes=(Mode.QUORUM,), loses_leaders=True, clip_grad_norm=0.5
+    ),
+    "leaders everything": lossy(
+        modes=EVERY,
+        loses_leaders=True,
+        gradient_norm_max=5.0,
+        clip_grad_norm=0.5,
+        has_backups=True,
+        may_wait=True,
+        cuts_off=True,
+    ),
     "full disk": Scenario(fills_disk=True, restarts_coordinator=True),
     "full disk everything": lossy(
         modes=ALL, fills_disk=True, declares=True, may_wait=True

@@ -57,6 +57,17 @@ class ClockCommits:
         known = self._state.committed
         return known if known is not None and known.clock == clock else None
 
+    def say_committed(self, push: PushId, clock: int) -> None:
+        """Says `staged` of a clock that is committed, as it was said to its driver.
+
+        Not where a record has committed it: that has it done by all shards.
+        """
+        known = self.committed(clock)
+        if known is not None and self._state.rules.update.is_measured:
+            known = self.measure.known(known)
+        if known is not None:
+            self._state.effects.append(Staged(push=push, choice=known))
+
     def settle(
         self, clock: int, contributors: tuple[Member, ...], entries: Contributions
     ) -> ClockChoice | None:

@@ -496,6 +496,9 @@ class ClockProgress:
         for push, became in outcomes.items():
             told = nonfinite if became is Outcome.SKIPPED else ()
             reply = self._state.reply(push, became, nonfinite=told)
+            if became is Outcome.DROPPED:
+                # It was not complete perhaps, so that its worker has heard nothing.
+                self.commits.say_committed(push, clock)
             self._state.finish(push, reply, needs_all=is_new)
 
     def _note_norm(self, push: PushId, outcome: Outcome) -> None:

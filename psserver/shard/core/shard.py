@@ -123,8 +123,7 @@ class ShardCore:
             known.begin_last(now_ms)
         else:
             known.end_last(now_ms)
-        if entry is not None and entry.outcome is None:
-            self._progress.send_again(push)
+        self._progress.send_again(push)
         return entry
 
     def add_trailer(self, push: PushId, entry: PushEntry, trailer: Trailer) -> None:

@@ -10,7 +10,7 @@ from psserver.shard.core.clock_commits import check_repeated
 from psserver.shard.core.clock_progress import ClockProgress
 from psserver.shard.core.clock_table import closed_refusal
 from psserver.shard.core.core_image import CoreImage
-from psserver.shard.core.effects import CopyImage, RefusePush
+from psserver.shard.core.effects import CopyImage, RefusePush, Staged
 from psserver.shard.core.push import PushEntry, PushId
 from psserver.shard.core.push_progress import DonePush, PushProgress
 from psserver.shard.core.shard_fence import OpenFence
@@ -82,13 +82,17 @@ class ShardProgress:
         """Refuses a push that is done and whose worker has ended, in SSP and ASP.
 
         It counts; no value may be sent, since nobody keeps to the bound for one that
-        has ended.
+        has ended. A push that was dropped, in a mode before, is said to be: no values
+        go with that.
 
         Raises:
             Refusal: `WORKER_INCARNATION_STALE`.
         """
         ended = self._table.departure_of(push.worker)
         if ended is None or not self._table.is_streamed(member, push.sequence):
+            return
+        window = self._state.on_shard.window_of(push.worker)
+        if window.outcome_of(push.sequence) is Outcome.DROPPED:
             return
         if push.sequence <= self._table.done_of(push.worker):
             raise closed_refusal(ended)
@@ -130,11 +134,25 @@ class ShardProgress:
         return self.clocks.commits.commit(choice, self._table.contributors(clock))
 
     def send_again(self, push: PushId) -> None:
-        """The push's call is a new one: it may not have heard `staged`."""
-        if self._state.has_two_phase_clocks:
+        """The push's call is a new one: it may not have heard `staged`.
+
+        Of a push that is done, too: whoever has committed it here may have been lost
+        before it did so on the other shards, which wait for the next driver.
+        """
+        if not self._state.has_two_phase_clocks:
+            return
+        member = self._table.member_of(push.worker)
+        if push.sequence > self._table.done_of(push.worker):
             self.pushes.send_again(push)
             self.clocks.commits.send_again(push.worker)
             self.pump()
+        elif member is not None:
+            clock = member.clock_of(push.sequence)
+            if self._table.is_streamed(member, push.sequence):
+                choice = ClockChoice(clock, (push.worker,))
+                self._state.effects.append(Staged(push=push, choice=choice))
+            else:
+                self.clocks.commits.say_committed(push, clock)
 
     def install(self, record: Record) -> None:
         """Goes on under a newer record."""

@@ -154,10 +154,11 @@ class PushSession:
         self.check()
         if self._chunks:
             return self._take()
-        if self._reply is not None:
-            return self._reply
-        staged, self._staged = self._staged, None
-        return staged
+        if self._staged is not None:
+            # Also when the push is done: other shards may wait for who hears it.
+            staged, self._staged = self._staged, None
+            return staged
+        return self._reply
 
     def _take(self) -> Outgoing:
         """The next chunk. Where it is in shared memory, all that follow and are too."""

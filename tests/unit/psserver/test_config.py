@@ -87,6 +87,10 @@ def test_what_is_protected_may_listen_everywhere(
             ["--backup-workers 1", "--mode ssp", "say --mode bsp"],
         ),
         (
+            {"mode": Mode.QUORUM, "quorum": 2, "backup_worker_count": 1},
+            ["--backup-workers 1", "--mode quorum", "say --quorum", "--mode bsp"],
+        ),
+        (
             {"mode": Mode.ASP, "backup_worker_count": 1},
             ["--backup-workers 1", "--mode asp"],
         ),

@@ -94,17 +94,6 @@ async def test_what_all_shards_have_staged_is_committed_on_all() -> None:
     assert await push.end() == "answered"
 
 
-async def test_what_one_shard_is_done_with_is_committed_on_all() -> None:
-    push = Push()
-
-    push.commits.take_answer(0)
-    push.commits.take_staged(1, BOTH)
-    await push.settle()
-
-    assert push.calls.committed == [(0, BOTH), (1, BOTH)]
-    assert await push.end() == "answered"
-
-
 async def test_a_shard_that_tells_it_again_is_told_to_commit_again() -> None:
     push = Push()
     for shard_index in (0, 1):

@@ -76,8 +76,8 @@ def test_what_all_shards_have_staged_is_committed() -> None:
 
 def test_shards_that_differ_are_sent_nothing_until_they_agree() -> None:
     push = opened()
-    push.staged(0, BOTH)
 
+    assert push.staged(0, BOTH) is None
     assert push.staged(1, ALONE) is None
     assert push.staged(0, ALONE) == Commit(ALONE)
 
@@ -100,26 +100,29 @@ def test_a_shard_that_says_it_again_gets_the_commit_again() -> None:
 def test_what_one_shard_is_done_with_is_committed_on_the_others() -> None:
     """Who committed it there was lost before it did the same elsewhere."""
     push, own = opened(), ClockChoice(5, ())
-    assert push.answered(1) is None
+    assert push.staged(1, BOTH) is None
 
     assert push.staged(0, own) == Choose(5, 3)
     assert push.chosen(BOTH) == Commit(BOTH)
 
+
+def test_what_all_shards_are_done_with_needs_no_commit() -> None:
     push = opened()
-    push.staged(0, BOTH)
-    assert push.answered(1) == Commit(BOTH)
+    for shard_index in (0, 1):
+        push.found(shard_index, ShardSession(3))
 
-    push = opened()
-    push.staged(0, BOTH)
-    push.staged(1, BOTH)
-    assert push.answered(1) is None  # by the commit of this worker, or just before it
+    assert push.staged(0, BOTH) is None
+    assert push.staged(1, BOTH) is None
 
 
-def test_without_what_a_shard_has_measured_nothing_is_committed() -> None:
-    push = opened(clip_grad_norm=1.0)
-    push.staged(0, BOTH._replace(sum_of_squares=8.0))
+def test_shards_that_have_heard_who_counts_are_given_time_to_measure() -> None:
+    push, own = opened(clip_grad_norm=1.0), ClockChoice(5, ())
+    for shard_index in (0, 1):
+        push.staged(shard_index, own)
+    assert push.chosen(BOTH) == Commit(BOTH)
 
-    assert push.answered(1) is None
+    assert push.staged(0, BOTH._replace(sum_of_squares=8.0)) is None
+    assert push.staged(1, own) == Choose(5, 3)  # it has forgotten
 
 
 def test_with_backup_workers_shard_0_chooses_and_the_chosen_commit() -> None:

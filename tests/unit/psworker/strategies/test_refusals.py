@@ -83,6 +83,8 @@ EIGHT: dict[str, Any] = {"every": 8, "fragment_count": 2, "taken_after": 4}
         (EASGD, {"beta": 0}, "beta=0 is not a number above 0, at most 1"),
         (EASGD, {"beta": "b"}, "beta='b' is not"),
         (FedAvg, {"every": 2, "fraction": 1.1}, "fraction=1.1 is not"),
+        (FedAvg, {"every": 2, "fraction": 0}, "=0 is not a number above 0, at most 1"),
+        (FedProx, {"every": 2, "mu": 1, "fraction": 0}, "fraction=0 is not a number"),
         (FedAvg, {"every": 2, "fraction": math.nan}, "fraction=nan is not"),
         (FedAvg, {"every": 2, "seed": "a"}, "seed='a' is not a whole number"),
         (FedProx, {"every": 2, "mu": -1}, "mu=-1 is not"),
@@ -103,7 +105,8 @@ def test_numbers_at_their_limits_are_taken() -> None:
     assert StreamingDiLoCo(taken_after=0, own_share=0).taken_after == 0
     assert DecoupledDiLoCo(1, fragment_count=1, taken_after=1).taken_after == 1
     assert EASGD(beta=1).beta == 1
-    assert FedAvg(1, fraction=0, seed=0).fraction == 0
+    assert FedAvg(1, fraction=1, seed=0).fraction == 1
+    assert FedAvg(1, fraction=1e-9).fraction == 1e-9
 
 
 class _Own(LocalSteps):
@@ -164,6 +167,11 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             _Own(shared=("x",), x="y" * 2000),
             r"strategy \"_Own\(x='yy.* has 2010 bytes in UTF-8.*; have `shared` name",
         ),
+        (_Own(shared=None), "_Own has shared=None: give a tuple of names of its attr"),
+        (_Own(shared="every"), "_Own has shared='every': give a tuple of names"),
+        (_Own(shared=(1,)), r"_Own has shared=\(1,\): give a tuple of names"),
+        (_Own(modes=None), "_Own has modes=None: give a tuple"),
+        (_Own(modes=([],)), r"_Own has modes=\(\[\],\): give a tuple"),
         (_Own(modes="bsp"), "_Own has modes='bsp': give a tuple"),
         (_Own(modes=()), r"_Own has modes=\(\): give a tuple"),
         (_Own(modes=("bsb",)), "from 'bsp', 'ssp', 'asp', 'quorum'"),
@@ -207,6 +215,16 @@ def test_what_is_no_strategy_is_refused_before_anything_is_joined(
         ("outer_hyperparameters", lambda _: {"rate": 1}, "optimizer: dampening, .*lr"),
         ("outer_hyperparameters", lambda _: {"lr": "1"}, r"\(\): lr='1' is not"),
         ("outer_hyperparameters", lambda _: {"lr": math.nan}, "lr=nan is not"),
+        (
+            "outer_hyperparameters",
+            lambda _: {"lr": -1},
+            "of _Own returned numbers that SGD refuses: Invalid learning rate: -1",
+        ),
+        (
+            "outer_hyperparameters",
+            lambda _: {"nesterov": 1},
+            "SGD refuses: Nesterov momentum requires a momentum",
+        ),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_refused_and_the_next_push_has_all(

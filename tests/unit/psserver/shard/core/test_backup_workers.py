@@ -431,3 +431,15 @@ def test_workers_that_are_all_idle_do_not_spin() -> None:
     for name in "ab":
         shard.core.await_contribution(key(name), 1, 0)
     assert shard.of(ContributionAwaited) == []
+
+
+def test_one_that_comes_too_late_hears_what_was_committed_without_it() -> None:
+    """In mode quorum it commits on the other shards, if nobody else is left to."""
+    shard = shard_of("a", "b")
+    shard.send_trailer(push_id("b"), trailer([0]))
+
+    close(shard, 1, "a")
+
+    assert [each.push for each in shard.staged()] == [push_id("a"), push_id("b")]
+    assert shard.staged()[-1].choice.workers == (key("a"),)
+    assert shard.replies()[push_id("b")].outcome is Outcome.DROPPED

@@ -488,3 +488,29 @@ def test_a_clock_of_bsp_that_is_open_when_asp_begins_is_committed() -> None:
     assert shard.core.commit(key("a"), committed("a", "b"))
     (order,) = shard.apply_all()
     assert order.gradient_scale == NORM_3
+
+
+def test_a_push_that_comes_again_hears_what_was_measured_of_its_closed_clock() -> None:
+    """Its driver may have been lost before it committed on another shard."""
+    shard = staged("a", "b")
+    before = shard.staged()[0].choice
+    shard.core.commit(key("a"), committed("a", "b"))
+    shard.apply_all()
+    shard.forget()
+
+    shard.open(push_id("a"))
+
+    (again,) = shard.staged()
+    assert (again.push, again.choice) == (push_id("a"), before)
+    assert again.choice.proof
+
+
+def test_a_clock_that_a_record_has_committed_is_said_to_nobody() -> None:
+    shard = complete("a")
+    shard.install(record({"a": 0}, generation=2, commit=committed("a")))
+    shard.apply_all()
+    shard.forget()
+
+    shard.open(push_id("a"))
+
+    assert shard.staged() == []

@@ -6,10 +6,18 @@ import pytest
 
 from psserver.shard.core.effects import ApplyChunk, LoadState, RefusePush
 from psserver.shard.core.member_on_shard import DEPARTED_COUNT_MAX
+from psserver.shard.core.shard_state import ShardRules
 from pswire.leased_data import DataRange
-from pswire.membership import Mode, Outcome
+from pswire.membership import Mode, Outcome, StepAtomicity
 from pswire.reasons import ErrorReason, Refusal
-from tests.doubles.core_values import departure, key, push_id, record, trailer
+from tests.doubles.core_values import (
+    chosen_by_first,
+    departure,
+    key,
+    push_id,
+    record,
+    trailer,
+)
 from tests.doubles.driven_shard import DrivenShard, asp, ssp
 from tests.refusals import refused
 
@@ -246,6 +254,46 @@ def test_of_the_pushes_of_a_departed_worker_only_the_outcome_is_kept() -> None:
     reply = shard.core.reply_to(push_id("b"))
     assert reply is not None
     assert reply.outcome is Outcome.DUPLICATE
+
+
+def test_a_lost_worker_hears_that_its_push_was_dropped_in_the_mode_before() -> None:
+    """Refused, it would take the push for one that counts."""
+    rules = ShardRules(
+        step_atomicity=StepAtomicity.CLOCK, backup_worker_count=1, is_first=True
+    )
+    shard = DrivenShard({"a": 0, "b": 0}, [0], rules=rules)
+    for name in "ab":
+        shard.push(name, chunks=[0])
+    shard.core.commit(key("a"), chosen_by_first(1, "a"))
+    shard.apply_all()
+    sequences = {"a": 1, "b": 1}
+    for generation, mode in ((2, Mode.ASP), (3, Mode.SSP)):
+        shard.install(
+            record(
+                {"a": 1, "b": 1},
+                generation=generation,
+                mode=mode,
+                mode_clock=1,
+                base_sequences=sequences,
+            )
+        )
+    gone = departure("b", base_clock=1, base_sequence=1, last_clock=1, evicted=True)
+    shard.install(
+        record(
+            {"a": 1},
+            generation=4,
+            mode=Mode.SSP,
+            mode_clock=1,
+            base_sequences=sequences,
+            departures=(gone,),
+        )
+    )
+
+    shard.core.open_push(push_id("b"), 1, 0, generation=1)
+
+    reply = shard.core.reply_to(push_id("b"))
+    assert reply is not None
+    assert reply.outcome is Outcome.DROPPED
 
 
 # Reports

@@ -142,3 +142,17 @@ def test_a_late_commit_of_a_push_that_is_done_says_nothing_of_the_next() -> None
         assert shard.core.commit(key("b"), choice(clock, "b"))
 
     assert shard.apply_all() == []
+
+
+@pytest.mark.parametrize("mode", [Mode.BSP, Mode.ASP])
+def test_a_push_that_comes_again_hears_that_it_was_committed(mode: Mode) -> None:
+    """Its worker may be another process, and the other shards wait for it."""
+    shard = shard_of("a", mode=mode)
+    shard.push("a", chunks=[0])
+    shard.core.commit(key("a"), choice(1, "a"))
+    shard.apply_all()
+    shard.forget()
+
+    shard.open(push_id("a"))
+
+    assert told(shard) == [("a", 1, "a")]

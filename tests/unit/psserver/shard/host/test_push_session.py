@@ -70,6 +70,15 @@ async def test_staged_is_told_once_and_the_newest_only() -> None:
     assert await drained(call) == [CHOICE]
 
 
+async def test_staged_goes_before_the_reply() -> None:
+    """Other shards may wait for who hears it."""
+    call = session()
+    call.finish(REPLY)
+    call.put_staged(CHOICE)
+
+    assert await drained(call) == [CHOICE, REPLY]
+
+
 async def test_a_failure_goes_before_everything() -> None:
     call = session()
     call.put(Outgoing(3, None, (b"three",)))
