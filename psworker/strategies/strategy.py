@@ -3,7 +3,16 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, ParamSpec, TypeVar, get_args
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    ParamSpec,
+    TypeGuard,
+    TypeVar,
+    get_args,
+)
 
 import torch
 from torch.optim import Optimizer
@@ -279,9 +288,10 @@ def check_strategy(strategy: object) -> None:
         )
 
 
-def _are_names(given: object) -> bool:
-    is_several = isinstance(given, Sequence) and not isinstance(given, str)
-    return is_several and all(isinstance(each, str) for each in given)
+def _are_names(given: object) -> TypeGuard[Sequence[str]]:
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return False
+    return all(isinstance(each, str) for each in given)
 
 
 def answer_of(method: Callable[P, T | None], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -343,7 +353,7 @@ def outer_of(strategy: Strategy, parameters: list[torch.Tensor]) -> Optimizer:
 
 
 def check_outer(
-    strategy: Strategy, kind: type[Optimizer], group: Mapping[str, object]
+    strategy: Strategy, kind: type[Optimizer], group: Mapping[str, Any]
 ) -> None:
     """Has the class of an outer optimizer check the hyperparameters of a push.
 
