@@ -46,6 +46,7 @@ def test_overlap_is_measured_beside_one_process(
         *("--workers", "2", "--bandwidth", "4000", "--latency", "1"),
         environment={"TMPDIR": str(scratch)},
         launches=True,
+        timeout_s=250,
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
@@ -68,6 +69,7 @@ def test_a_workload_of_several_processes_is_measured_into_files(
         *(*sizes, *names, "--out", str(out)),
         environment={"TMPDIR": str(scratch)},
         launches=True,
+        timeout_s=250,
     )
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
@@ -98,6 +100,7 @@ def test_a_large_model_is_saved_and_restored(nursery: Nursery, tmp_path: Path) -
         *("-m", "psctl", "bench", "large", "--json", "--mib", "8"),
         environment={"TMPDIR": str(tmp_path)},
         launches=True,
+        timeout_s=250,
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)

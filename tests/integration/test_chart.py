@@ -377,7 +377,7 @@ def test_command_lines_train_with_certificates_and_tokens(
             environment = {k: localized(v) for k, v in pod.environment.items()}
             processes.start(name, "-m", command, *arguments, **environment)
         for name in ("worker-0", "worker-1"):
-            assert processes.code(name, 120) == 0, processes.logs()
+            assert processes.code(name, 200) == 0, processes.logs()
             assert "test accuracy 0.9" in "".join(processes.rest(name))
         token = tokens.path("reader").read_text().strip()
         for name in ("coordinator-0", "shard-0", "shard-1"):

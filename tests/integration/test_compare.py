@@ -26,7 +26,7 @@ def compare(nursery: Nursery, tmp_path: Path) -> Compare:
             *("--snapshot-interval", "0.3", "--out", str(tmp_path / "out")),
             *arguments,
             environment={"TMPDIR": str(scratch)},
-            timeout_s=170,
+            timeout_s=250,
             launches=True,
         )
         assert list(scratch.iterdir()) == []

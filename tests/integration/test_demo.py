@@ -44,6 +44,7 @@ def run(nursery: Nursery, tmp_path: Path, environment: dict[str, str]) -> Run:
             working=tmp_path,
             environment=temporary,
             launches=True,
+            timeout_s=250,
         )
 
     return run_demo

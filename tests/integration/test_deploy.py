@@ -175,7 +175,7 @@ def test_compose_file_trains_the_example(nursery: Nursery, tmp_path: Path) -> No
             processes.start(
                 name, "-m", Path(command[0]).name, *command[1:], **environment
             )
-        assert processes.code("worker", 120) == 0, processes.logs()
+        assert processes.code("worker", 200) == 0, processes.logs()
         assert "test accuracy 0.9" in "".join(processes.rest("worker"))
         daemons = ("coordinator", "shard-0", "shard-1")
         for name in daemons:

@@ -23,7 +23,7 @@ def accuracies(output: str) -> list[float]:
 
 def run(*arguments: str | Path) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=100
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

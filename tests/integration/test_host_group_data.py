@@ -129,7 +129,7 @@ def test_the_command_line_starts_a_group_and_a_lost_process_again(
             *("--one-push-per-host", "--max-restarts=1", "--worker-id=box", "--"),
             *("-m", "tests.integration.host_script", str(tmp_path / "died")),
         )
-        assert processes.code("run", 100.0) == 0
+        assert processes.code("run", 200.0) == 0
         lines = processes.rest("run")
     assert (tmp_path / "died").exists()
     ends = [line for line in lines if "end as box of 1" in line]

@@ -309,7 +309,7 @@ print(seen.Scalars("paramserver/loss")[2].value == loss.item())
         processes.start(
             "w0", "-c", program, str(tmp_path / "runs"), PS_COORDINATOR=job.address
         )
-        assert processes.code("w0", timeout_s=50) == 0
+        assert processes.code("w0", timeout_s=100) == 0
         lines = [processes.line("w0") for _ in range(8)]
     steps, later = [1, 2, 3], [2, 3]
     assert lines[0] == f"paramserver/clock {steps} True"
