@@ -25,11 +25,21 @@ class SideThread:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[], T]) -> LoopFuture[T]:
-        """Has some work done; the future has its result, or raises its error."""
-        future: LoopFuture[T] = LoopFuture()
+    def submit(
+        self, work: Callable[[], T], future: LoopFuture[T] | None = None
+    ) -> LoopFuture[T]:
+        """Has some work done; the future has its result, or raises its error.
+
+        Args:
+            work: What to do.
+            future: What gets the result, for who has to know of it before the work can
+                begin. Submitted twice with one, the work is done once.
+        """
+        future = LoopFuture() if future is None else future
 
         def run() -> None:
+            if future.done():
+                return
             try:
                 result = work()
             except BaseException as error:

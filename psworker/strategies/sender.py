@@ -2,14 +2,11 @@
 
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import torch
 
+from psworker.event_loop import LoopFuture
 from psworker.side_thread import SideThread
-
-if TYPE_CHECKING:
-    from psworker.event_loop import LoopFuture
 
 
 class Sender:
@@ -23,6 +20,7 @@ class Sender:
     def __init__(self) -> None:
         self._thread: SideThread | None = None
         self._answer: LoopFuture[None] | None = None
+        self._work: Callable[[], None] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -32,6 +30,7 @@ class Sender:
     @property
     def is_answered(self) -> bool:
         """Whether `finish` would return, or raise, at once."""
+        self._submit()
         return self._answer is not None and self._answer.done()
 
     def send(
@@ -58,7 +57,11 @@ class Sender:
                     entered.enter_context(torch.cuda.stream(stream))
                 push()
 
-        self._answer = self._thread.submit(on_streams)
+        # Ctrl-C may come between any two of these lines: the push is known of before it
+        # can begin, and one that was perhaps not submitted is submitted again.
+        self._work = on_streams
+        self._answer = LoopFuture()
+        self._submit()
 
     def finish(self) -> None:
         """Returns once the job has answered.
@@ -68,6 +71,7 @@ class Sender:
         """
         answer = self._answer
         assert answer is not None, "a push was sent"
+        self._submit()
         answer.wait()  # interrupted, it is still under way
         self._answer = None
         answer.result()
@@ -75,6 +79,7 @@ class Sender:
     def drop(self) -> None:
         """Ends a push that is under way once it has returned, whatever it says."""
         if self._answer is not None:
+            self._submit()
             self._answer.wait()
             self._answer = None
 
@@ -83,3 +88,9 @@ class Sender:
         if self._thread is not None:
             self._thread.close(waits=not self.is_open)
             self._thread = None
+
+    def _submit(self) -> None:
+        if self._answer is not None and self._work is not None:
+            assert self._thread is not None, "it was made for the push"
+            self._thread.submit(self._work, self._answer)
+            self._work = None

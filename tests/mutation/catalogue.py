@@ -867,6 +867,16 @@ BUGS = (
         tests=f"{WORKER_TESTS}/member/test_open_push.py",
     ),
     bug(
+        "Ctrl-C loses sight of a push that has begun beside the script",
+        Edit(
+            f"{WORKER}/strategies/sender.py",
+            "        self._answer = LoopFuture()\n        self._submit()\n",
+            "        self._answer = self._thread.submit(on_streams)\n"
+            "        self._work = None\n",
+        ),
+        tests=f"{WORKER_TESTS}/strategies/test_sender.py",
+    ),
+    bug(
         "a strategy's numbers are taken that its outer optimizer refuses",
         Edit(
             f"{WORKER}/strategies/outer_steps.py",
