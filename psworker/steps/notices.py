@@ -12,6 +12,9 @@ logger: Final = logging.getLogger("psworker")
 DROP_COUNT_PER_LINE: Final = 100
 """With backup workers a slow worker's gradients are dropped all the time."""
 
+LATE_COUNT_MIN: Final = 10
+"""Clocks in a row that one step is late for before a line is worth it."""
+
 
 class Notices:
     """Knows what of the pushes of a worker has been logged already."""
@@ -20,6 +23,7 @@ class Notices:
         self._drop_count = 0
         self._bad_count = 0
         self._has_said_factor = False
+        self._has_said_late = False
         self._differences: set[tuple[str, str]] = set()
 
     def note_result(self, result: PushResult, *, is_discarded: bool) -> None:
@@ -42,6 +46,26 @@ class Notices:
             )
         elif result.gradient_factor != 1:
             self._note_factor(result)
+
+    def note_late(self, clock: int, count: int, timeout_s: float) -> None:
+        """A step was late for a clock of mode quorum, and is made for the next one.
+
+        Args:
+            clock: The clock.
+            count: Clocks in a row that it was late for.
+            timeout_s: Until when it is tried.
+        """
+        if count < LATE_COUNT_MIN or self._has_said_late:
+            return
+        self._has_said_late = True
+        logger.warning(
+            "a step of this worker was late for %d clocks in a row, up to clock %d, "
+            "and is sent again for each next one, for %g s at most: the job closes "
+            "clocks without it faster than its push comes; raise the quorum or the "
+            "grace window (psctl mode quorum), send fewer bytes (compression), or "
+            "push less often (a strategy of local steps)",
+            *(count, clock, timeout_s),
+        )
 
     def note_differences(self, replies: Iterable[PushReply]) -> None:
         """Reads from replies which workers step with other hyperparameters.

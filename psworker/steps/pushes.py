@@ -564,7 +564,10 @@ class MemberPushes:
         before = self._session.work.enter(Activity.SENDING)
         try:
             result = self._exchanged(exchange, store, deadline)
+            late_count = 0
             while result.dropped and self._is_due_again(exchange, result):
+                late_count += 1
+                self._notices.note_late(result.clock, late_count, self._timeout_s)
                 exchange.readdress(self._session.core.next_push())
                 result = self._exchanged(exchange, store, deadline)
             is_late = result.dropped and self._counts_later(exchange)

@@ -67,8 +67,9 @@ def test_a_quorum_that_is_asked_for_closes_a_clock_that_hangs(tmp_path: Path) ->
 
 
 def test_the_samples_of_late_pushes_count_once_and_none_is_dropped(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("psworker.steps.notices.LATE_COUNT_MIN", 1)
     sample_count = 60
     is_ahead = threading.Event()
     outcomes: dict[str, list[str]] = {"w0": [], "w1": []}
@@ -100,6 +101,7 @@ def test_the_samples_of_late_pushes_count_once_and_none_is_dropped(
         (report,) = job.ask(lambda: [each.report for each in ledger.epochs()])
     assert {*outcomes["w0"], *outcomes["w1"]} == {"applied"}
     assert (report.seen_once, report.dropped) == (sample_count, 0)
+    assert "a step of this worker was late for 1 clocks in a row" in caplog.text
 
 
 @pytest.mark.parametrize("is_waited_for", [True, False])

@@ -867,6 +867,25 @@ BUGS = (
         tests=f"{WORKER_TESTS}/member/test_open_push.py",
     ),
     bug(
+        "a step that is late for each clock says nothing",
+        Edit(
+            f"{WORKER}/steps/notices.py",
+            "        if count < LATE_COUNT_MIN or self._has_said_late:\n",
+            "        if count >= LATE_COUNT_MIN or self._has_said_late:\n",
+        ),
+        tests=f"{WORKER_TESTS}/steps/test_notices.py",
+    ),
+    bug(
+        "how often a step was late is counted anew each time",
+        Edit(
+            f"{WORKER}/steps/pushes.py",
+            "                late_count += 1\n",
+            "                late_count = 0\n",
+        ),
+        tests="tests/integration/test_quorum.py::"
+        "test_the_samples_of_late_pushes_count_once_and_none_is_dropped",
+    ),
+    bug(
         "Ctrl-C loses sight of a push that has begun beside the script",
         Edit(
             f"{WORKER}/strategies/sender.py",

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from psworker.optim.push_result import PushResult
-from psworker.steps.notices import DROP_COUNT_PER_LINE, Notices
+from psworker.steps.notices import DROP_COUNT_PER_LINE, LATE_COUNT_MIN, Notices
 
 
 def result(outcome: str, *nonfinite_worker_ids: str) -> PushResult:
@@ -61,3 +61,22 @@ def test_dropped_pushes_are_told_at_the_first_and_at_each_hundred(
     first, *more = caplog.messages
     assert first.startswith("what this worker pushed was thrown away, since clock 7 ")
     assert more == [f"{count} pushes were thrown away so far" for count in (100, 200)]
+
+
+def test_a_step_that_is_late_for_clock_after_clock_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    notices = Notices()
+    for count in range(1, LATE_COUNT_MIN):
+        notices.note_late(count, count, 60.0)
+    assert not caplog.messages
+
+    for count in range(LATE_COUNT_MIN, 3 * LATE_COUNT_MIN):
+        notices.note_late(count, count, 60.0)
+
+    (text,) = caplog.messages
+    assert text.startswith(
+        "a step of this worker was late for 10 clocks in a row, up to clock 10, and is "
+        "sent again for each next one, for 60 s at most: the job closes clocks without"
+    )
+    assert "raise the quorum or the grace window" in text
