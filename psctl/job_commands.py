@@ -500,7 +500,10 @@ def replay(
             metavar="NAME", help="Which model to write, where the job has several."
         ),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print JSON for programs, see docs/replay.md."),
+    ] = False,
 ) -> None:
     """Applies again what shards have recorded.
 

@@ -114,9 +114,9 @@ def place(schema: ModelSchema, shard_count: int, chunk_bytes: int = 0) -> Placem
 
 
 def shard_bytes_min(schema: ModelSchema, shard_count: int, chunk_bytes: int = 0) -> int:
-    """Bytes that no shard of a placement has less than: its share, but for a chunk.
+    """Bytes that each shard has at least: an equal share of the model less one chunk.
 
-    Arguments are those of `place`, which takes long for a model that is far too large.
+    For models that may be far too large, of which `place` takes long. Its arguments.
     """
     fair = sum(entry.byte_count for entry in schema.entries) // shard_count
     return max(0, fair - _chunk_bytes(schema, shard_count, chunk_bytes))

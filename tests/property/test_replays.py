@@ -124,7 +124,7 @@ class Recorded:
             presence=presence,
             payload=payload,
             loss_scale=self.rng.choice([1.0, 1.0, 8.0]),
-            factor=self.rng.choice([1.0, 1.0, 0.3]),
+            factor=self.rng.choice([1.0, 3.0, 0.3]),  # clipped, or made longer
         )
 
     def update(self, chunk: Chunk) -> Update:

@@ -3312,8 +3312,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     grace_window_ms: builtins.int
     """How much longer it waits for more."""
     mode_clock: builtins.int
-    """Clock after which the mode rules with its numbers, 0 if it has from the beginning, or from the
-    checkpoint that the job goes on from.
+    """Clock after which the mode rules with its numbers, 0 if it has from the beginning, or
+    from the checkpoint that the job goes on from.
     """
     workers_floor: builtins.int
     """Members below which no lost one is evicted."""

@@ -60,7 +60,8 @@ class ClockCommits:
     def say_committed(self, push: PushId, clock: int) -> None:
         """Says `staged` of a clock that is committed, as it was said to its driver.
 
-        Not where a record has committed it: that has it done by all shards.
+        Nothing is said where clocks are measured and this shard has not measured this
+        one: a record has committed it then, on all shards.
         """
         known = self.committed(clock)
         if known is not None and self._state.rules.update.is_measured:

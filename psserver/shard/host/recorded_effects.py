@@ -226,7 +226,7 @@ def check_update(engine: "ApplyEngine", effect: ApplyChunk, chunk: Chunk) -> Non
         numbers |= {
             "weight": (each.weight, 0.0, PUSH_WEIGHT_MAX),
             "loss_scale": (each.loss_scale, 0.0, math.inf),
-            "factor": (each.factor, 0.0, 1.0),
+            "factor": (each.factor, 0.0, math.inf),  # by radial also above 1
         }
         for name, (value, least, most) in numbers.items():
             if not (math.isfinite(value) and least <= value <= most):

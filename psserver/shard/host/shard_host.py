@@ -45,10 +45,7 @@ from psserver.shard.host.checkpoint_loading import CheckpointLoading
 from psserver.shard.host.checkpoint_parts import CheckpointParts
 from psserver.shard.host.chunk_updates import Arithmetic, ChunkUpdates, ClockMeasures
 from psserver.shard.host.history import ShardHistory
-from psserver.shard.host.hosted_members import (
-    HostedMembers,
-    RestingCalls,
-)
+from psserver.shard.host.hosted_members import HostedMembers, RestingCalls
 from psserver.shard.host.image_copying import CutImages, ImageCopying
 from psserver.shard.host.push_session import Outgoing, PushSession
 from psserver.shard.host.shard_model import ShardModel, shard_model
