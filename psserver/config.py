@@ -484,12 +484,26 @@ class CoordinatorConfig:
                 "gradients of several workers, and there each is applied by itself; "
                 f"leave it out, or say --mode {CLOCKED_MODES}"
             )
-        if self.workers_min < self.aggregation.members_min:
+        size, said = self._pushes_min
+        if size < self.aggregation.members_min:
             raise OptionError(
                 f"{option} tolerates {self.aggregation.f} bad workers among at least "
-                f"2f + 3 = {self.aggregation.members_min}, and --min-workers is "
-                f"{self.workers_min}: raise it, or take a smaller f"
+                f"2f + 3 = {self.aggregation.members_min}, and {said}: raise it, or "
+                "take a smaller f"
             )
+
+    @property
+    def _pushes_min(self) -> tuple[int, str]:
+        """Pushes that each clock has at least, and which option says so."""
+        workers, backups = self.workers_min, self.backup_worker_count
+        if backups:
+            left = workers - backups
+            with_backups = f"{left} with --backup-workers {backups}"
+            return left, f"--min-workers {workers} leaves {with_backups}"
+        quorum = self._terms.quorum
+        if self.mode.rules.has_quorum and quorum < workers:
+            return quorum, f"--quorum is {quorum}"
+        return workers, f"--min-workers is {workers}"
 
     def _validate_two_phases(self) -> None:
         count = self.backup_worker_count

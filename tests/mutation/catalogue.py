@@ -935,6 +935,29 @@ BUGS = (
         tests="tests/unit/psserver/test_config.py",
     ),
     bug(
+        "backup workers leave a rule fewer pushes than it needs",
+        Edit("psserver/config.py", "left = workers - backups", "left = workers"),
+        tests="tests/unit/psserver/test_config.py",
+    ),
+    bug(
+        "a quorum is asked for in which a rule tolerates nobody",
+        Edit(
+            "psserver/coordinator/core/coordinator.py",
+            "target.quorum < rule.members_min",
+            "target.quorum < 1",
+        ),
+        tests="tests/unit/psserver/test_core_modes.py::test_a_rule_needs_as_many_pushes_as_it_says",
+    ),
+    bug(
+        "a recording of a job with radial is called damaged",
+        Edit(
+            "psserver/shard/host/recorded_effects.py",
+            '"factor": (each.factor, 0.0, math.inf)',
+            '"factor": (each.factor, 0.0, 1.0)',
+        ),
+        tests="tests/property/test_replays.py::test_a_replay_ends_with_all_bits",
+    ),
+    bug(
         "what a shard has committed is hidden by its answer",
         Edit(
             "psserver/shard/host/push_session.py",

@@ -613,13 +613,21 @@ class CoordinatorCore:
         """
         self.progress.check_alive()
         target, mode = checked_terms(wanted), wanted.mode
-        if self.settings.aggregation.is_robust and not mode.rules.is_clocked:
+        rule = self.settings.aggregation
+        if rule.is_robust and not mode.rules.is_clocked:
             raise Refusal(
                 ErrorReason.UNSUPPORTED,
-                f"this job has --aggregation {self.settings.aggregation}, which takes "
-                f"the gradients of several workers: in {mode.label} each is applied by "
-                "itself",
+                f"this job has --aggregation {rule}, which takes the gradients of "
+                f"several workers: in {mode.label} each is applied by itself",
                 cure="start another job for that",
+            )
+        if mode.rules.has_quorum and target.quorum < rule.members_min:
+            raise Refusal(
+                ErrorReason.UNSUPPORTED,
+                f"this job has --aggregation {rule}, which tolerates {rule.f} bad "
+                f"workers among at least 2f + 3 = {rule.members_min}, and a clock "
+                f"would close with {target.quorum}",
+                cure=f"ask for a quorum of {rule.members_min} or more",
             )
         if self.record is None:
             raise Refusal(

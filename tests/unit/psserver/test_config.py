@@ -14,6 +14,7 @@ from psserver.config import (
 )
 from psserver.edge.coordinator_settings import CoordinatorSettings, ShardLossPolicy
 from pswire.addresses import Address, parse_address
+from pswire.aggregation import Aggregation
 from pswire.limits import CHUNK_BYTES_MAX
 from pswire.membership import LossPolicy, Mode, ModeTerms, StepAtomicity
 from pswire.security.credentials import Credentials, TlsFiles
@@ -39,6 +40,7 @@ def notes_of(**changes: Any) -> str:  # noqa: ANN401, fields of a config
 
 LOOPBACK = Address("127.0.0.1", 0)
 EVERYWHERE = Address("0.0.0.0", 0)
+KRUM = Aggregation.parse("krum:f=1")
 OF_A_CLIENT = Credentials(tls=TlsFiles(ca=Path("ca.pem")))
 CERTIFIED = Credentials(tls=TlsFiles(certificate=Path("c.pem"), key=Path("k.pem")))
 MUTUAL = Credentials(
@@ -82,6 +84,18 @@ def test_what_is_protected_may_listen_everywhere(
         ({"backup_worker_count": -1}, ["--backup-workers -1", "from 0 to"]),
         ({"backup_worker_count": 1 << 70}, ["--backup-workers 11805", "from 0 to"]),
         ({"workers_min": 1 << 70}, ["--min-workers 11805", "from 1 to"]),
+        (
+            {"aggregation": KRUM, "workers_min": 4},
+            ["krum:f=1 tolerates 1", "2f + 3 = 5", "--min-workers is 4: raise it"],
+        ),
+        (
+            {"aggregation": KRUM, "workers_min": 5, "backup_worker_count": 1},
+            ["2f + 3 = 5", "--min-workers 5 leaves 4 with --backup-workers 1"],
+        ),
+        (
+            {"aggregation": KRUM, "workers_min": 5, "mode": Mode.QUORUM, "quorum": 4},
+            ["2f + 3 = 5", "--quorum is 4: raise it"],
+        ),
         (
             {"mode": Mode.SSP, "backup_worker_count": 1},
             ["--backup-workers 1", "--mode ssp", "say --mode bsp"],

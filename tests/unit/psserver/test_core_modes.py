@@ -8,6 +8,7 @@ from psserver.coordinator.core.coordinator_effects import Abort, DecideCut
 from psserver.coordinator.core.job_progress import MODE_RETRY_MS
 from psserver.edge.coordinator_settings import JobPhase
 from psserver.edge.fence_report import WorkerHolding
+from pswire.aggregation import Aggregation
 from pswire.limits import STALENESS_BOUND_MAX
 from pswire.membership import (
     ClockChoice,
@@ -50,6 +51,16 @@ def test_a_bound_that_is_out_of_range_is_refused(bound: int) -> None:
     with refused(ErrorReason.MALFORMED_MESSAGE, f"bound {bound} is not in 0 to"):
         ask(job, Mode.SSP, bound)
     assert job.fence_kinds() == []
+
+
+def test_a_rule_needs_as_many_pushes_as_it_says() -> None:
+    settings = replace(SETTINGS, aggregation=Aggregation.parse("krum:f=1"))
+    job = DrivenCoordinator.running("a", settings=settings)
+    with refused(ErrorReason.UNSUPPORTED, "= 5, and a clock would close with 4"):
+        job.core.set_mode(ModeTerms(Mode.QUORUM, quorum=4), job.now_ms)
+    assert job.fence_kinds() == []
+    job.core.set_mode(ModeTerms(Mode.QUORUM, quorum=5), job.now_ms)
+    assert job.fence_kinds() == [FenceKind.MODE]
 
 
 @pytest.mark.parametrize(
