@@ -16,7 +16,15 @@ from psctl.check_history import check_history
 from pswire.aggregation import Aggregation
 from pswire.membership import Mode, ModeTerms
 from psworker import Connection, LocalSteps
-from tests.integration.job import Crew, Job, connect, key, run_workers, worker_behind
+from tests.integration.job import (
+    WAIT_TIMEOUT_S,
+    Crew,
+    Job,
+    connect,
+    key,
+    run_workers,
+    worker_behind,
+)
 from tests.integration.ones_worker import Worker, run_all
 
 
@@ -71,7 +79,7 @@ def test_the_samples_of_late_pushes_count_once_and_none_is_dropped(
 ) -> None:
     monkeypatch.setattr("psworker.steps.notices.LATE_COUNT_MIN", 1)
     sample_count = 60
-    is_ahead = threading.Event()
+    has_data, is_ahead = threading.Event(), threading.Event()
     outcomes: dict[str, list[str]] = {"w0": [], "w1": []}
 
     def train(worker_id: str) -> None:
@@ -84,8 +92,11 @@ def test_the_samples_of_late_pushes_count_once_and_none_is_dropped(
             )
             for (inputs,) in loader:
                 loss = model(inputs).sum()
-                if worker_id == "w1" and not is_ahead.wait(30):
-                    raise TimeoutError
+                if worker_id == "w1":
+                    has_data.set()
+                    assert is_ahead.wait(WAIT_TIMEOUT_S)
+                else:  # which may take all data alone
+                    assert has_data.wait(WAIT_TIMEOUT_S)
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()

@@ -90,9 +90,8 @@ def test_steps_are_held_after_a_lease_and_go_on(
             thread.join(TIMEOUT_S)
 
     assert not thread.is_alive()
-    # The last answer to the shard was about a second old, more on a busy machine.
-    # A watch's break would be noticed after 2.5 s.
-    assert LEASE_S / 2 < held_s - stopped_s < 2 * LEASE_S
+    # That it is not sooner is for `test_coordinator_outage.py`, which has a clock.
+    assert held_s - stopped_s < 2 * LEASE_S
     assert worker.parameter.detach().tolist() == [-float(worker.clock)] * 8
 
 

@@ -402,6 +402,7 @@ async def test_time_begins_again_with_each_request(
         reader, writer = await port.connected()
         first = asyncio.create_task(port.ask("/wait", streams=(reader, writer)))
         await until(lambda: port.waiting_count == 1)
+        assert not port.is_timed
         monkeypatch.setattr(admin, "REQUEST_S", 0.2)
         port.go_on.set()
         assert (await first).status == 200
