@@ -189,7 +189,8 @@ def test_a_last_push_that_is_slower_than_the_merges_ends(
         value = run_workers({"w0": fast, "w1": slow})["w0"]
     said = "the last 3 local steps of worker w1 could not be pushed"
     assert (said in caplog.text) is not is_waited_for
-    assert len(attempts) == (2 if is_waited_for else 3)
+    # One more where a clock closes just as its shard hears of the last push.
+    assert len(attempts) in ((2, 3) if is_waited_for else (3,))
     assert value is not None
     assert (value > 0) is is_waited_for
 
