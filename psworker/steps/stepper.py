@@ -92,14 +92,15 @@ class Stepper(Publisher):
         is_beside = wanted.of_round is not None and wanted.of_round.is_beside
         did_before = work.activity if is_beside else work.begin_step()
         try:
-            return self._step(wanted)
+            try:
+                return self._step(wanted)
+            finally:
+                work.enter(did_before)
         except PsError:
             raise
-        except BaseException:
+        except BaseException:  # also of Ctrl-C once the step has counted
             self._note_interrupted(before)
             raise
-        finally:
-            work.enter(did_before)
 
     def _step(self, wanted: OptimizerStep) -> PushResult | None:
         """As `step`, which sees to errors that are none of psworker's."""

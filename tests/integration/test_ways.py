@@ -203,7 +203,7 @@ def test_federated_averaging(mu: float, seed: int, tmp_path: Path) -> None:
 
 def test_who_is_drawn_into_a_round_is_known_and_all_come_in_time() -> None:
     for worker_count in (1, 3, 10):
-        for fraction in (0.0, 0.1, 0.25, 1.0):
+        for fraction in (0.01, 0.1, 0.25, 1.0):
             strategy = FedAvg(1, fraction=fraction, seed=7)
             met: set[int] = set()
             for clock in range(1, 80):
