@@ -101,10 +101,8 @@ def test_half_closed_connections(make_job: MakeJob) -> None:
 
 @pytest.mark.parametrize("mode", ["bsp", pytest.param("ssp", marks=pytest.mark.repeat)])
 def test_a_slow_link_costs_nobody_its_place(mode: str, make_job: MakeJob) -> None:
-    with (
-        make_job(*MODES[mode], has_proxies=True, lease_s=PATIENT_S) as job,
-        FaultProxy(str(job.address)) as control,
-    ):
+    job = make_job(*MODES[mode], has_proxies=True, lease_s=PATIENT_S)
+    with FaultProxy(str(job.address)) as control, job:  # until workers have left
         for proxy in (*job.proxies, control):
             proxy.slow(delay_s=0.05, bytes_per_s=300_000)
             job.fault("slow link")
@@ -129,7 +127,8 @@ def test_a_worker_that_the_coordinator_does_not_hear(
     mode: str, ways: tuple[Direction, ...], make_job: MakeJob
 ) -> None:
     """It lives, reaches the shards, and is taken out: then it comes back by itself."""
-    with make_job(*MODES[mode]) as job, FaultProxy(str(job.address)) as control:
+    job = make_job(*MODES[mode])
+    with FaultProxy(str(job.address)) as control, job:
         job.start_worker("w0")
         job.start_worker("w1", coordinator=control.address)
         job.wait_members("w0", "w1")

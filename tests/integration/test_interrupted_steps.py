@@ -123,10 +123,14 @@ def is_of_entrance(line: Line) -> bool:
     )
 
 
+@pytest.mark.parametrize(
+    "shift", [0, *(pytest.param(n, marks=pytest.mark.repeat) for n in range(1, 6))]
+)
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
 def test_an_error_at_any_line_of_a_step_counts_it_once_or_not_at_all(
-    job: Job, overlap: bool
+    job: Job, overlap: bool, shift: int
 ) -> None:
+    """What comes next is any of `AFTERWARDS`, with each `shift` another one."""
     with connect(job, "w0") as ps:
         pair = Pair(ps, overlap=overlap)
         reached_count = 0
@@ -139,7 +143,7 @@ def test_an_error_at_any_line_of_a_step_counts_it_once_or_not_at_all(
                     reached_count += 1
             try:
                 if at.is_reached and not is_of_entrance(line):
-                    AFTERWARDS[number % len(AFTERWARDS)](pair)
+                    AFTERWARDS[(number + shift) % len(AFTERWARDS)](pair)
                 pair.go_backward()
                 step_that_counts(pair)
             except (AssertionError, PsError) as error:
