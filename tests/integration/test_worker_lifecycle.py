@@ -280,12 +280,10 @@ def test_an_evicted_worker_that_can_not_come_back_is_told_why(tmp_path: Path) ->
             proxy.refuse()
             job.wait_record(lambda record: len(record.members) == 1)
 
-            with (
-                short_steps(ps, 4),
-                pytest.raises(psworker.StepTimeoutError) as caught,
-            ):
-                optimizer.step()
-            ps.close()
+            with short_steps(ps, 4):
+                with pytest.raises(psworker.StepTimeoutError) as caught:
+                    optimizer.step()
+                ps.close()
             other_optimizer.step()
 
     assert "worker w0 was evicted and could not join again" in str(caught.value)
