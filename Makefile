@@ -224,7 +224,7 @@ two-hosts: .venv/installed ## type the commands of docs/several-machines.md on t
 # all wait for it; later it costs loss.
 STREAMING := streaming-diloco:50:fragment_count=2:taken_after=12:own_share=trained:lr=0.7:momentum=0.8
 .PHONY: strategies
-strategies: .venv/installed ## compare local steps with steps in step on a slow link, for 22 minutes
+strategies: .venv/installed ## compare local steps with steps in step on a slow link, for 24 minutes
 	@$(BIN)/psctl compare --link 50mbit,20ms --samples 256000 --batch 8 --base-ms 1 --strategies \
 		bsp,diloco:50,$(STREAMING),diloco:50+int8,$(STREAMING)+int8 $(ARGS)
 

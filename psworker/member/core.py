@@ -147,10 +147,9 @@ class OpenPush:
         self._staged[shard_index] = choice
         if not choice.workers:
             self._named = None  # it has not heard, or forgotten, what was named
-        return self.agreed
+        return self.agree()
 
-    @property
-    def agreed(self) -> Commit | Choose | None:
+    def agree(self) -> Commit | Choose | None:
         """What follows once all shards have said the same, and until then nothing.
 
         Where clocks are measured, with what follows from what all shards have measured.

@@ -106,7 +106,7 @@ class Commits:
         while not self._is_answered:
             await self._agreed.wait()
             self._agreed.clear()
-            step = self._push.agreed
+            step = self._push.agree()
             if step is None:
                 continue
             if failpoints.armed:

@@ -256,7 +256,7 @@ class OuterSteps:
         Raises:
             PsError: As the push raised that is under way.
         """
-        if self._sender.is_answered:
+        if self._sender.is_answered():
             try:
                 self._sender.finish()
             except StepTimeoutError as error:
@@ -274,7 +274,7 @@ class OuterSteps:
 
     def take_ripe(self) -> None:
         """Takes what a push beside the script has brought, if it is time."""
-        if self._sender.is_answered:
+        if self._sender.is_answered():
             self.go_on()
         if self.rounds.is_ripe and not (self._sender.is_open and self._never_waits):
             self.finish()

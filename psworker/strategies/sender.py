@@ -27,7 +27,6 @@ class Sender:
         """Whether a push was sent that `finish` has not ended."""
         return self._answer is not None
 
-    @property
     def is_answered(self) -> bool:
         """Whether `finish` would return, or raise, at once."""
         self._submit()

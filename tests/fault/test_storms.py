@@ -22,6 +22,9 @@ from tests.fault.fault_job import FaultJob
 from tests.fault.training import WORKERS_MAX
 
 ACTION_COUNT: Final = 18
+RECOVERY_S: Final = 30.0
+"""Within which training goes on after the last fault: 10 s (G20) on a quiet machine,
+and three times that on one that is busy."""
 
 STORMS: Final = {
     "bsp": ("--mode=bsp",),
@@ -179,5 +182,6 @@ def test_a_storm(kind: str, make_job: MakeJob) -> None:
         began_s = time.monotonic()
         for name in storm.alive:
             job.wait_steps(name, 2)
-        # Figures of a quiet machine are under 10 s (G20).
-        print(f"{kind}: training goes on after {time.monotonic() - began_s:.1f} s")
+        recovery_s = time.monotonic() - began_s
+        print(f"{kind}: training goes on after {recovery_s:.1f} s")
+        assert recovery_s < RECOVERY_S
